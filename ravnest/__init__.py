@@ -1,0 +1,1 @@
+"""Ravnest: train any PyTorch model across unequal machines on ordinary links."""

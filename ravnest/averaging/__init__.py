@@ -1,0 +1,1 @@
+"""Averaging between clusters: rounds and the ring all-reduce."""

@@ -1,0 +1,1 @@
+"""nn.Module to graph, costs, legal cuts; stage graphs and their files."""

@@ -1,0 +1,1 @@
+"""What people write: node_configs.json and settings."""

@@ -1,0 +1,1 @@
+"""What planning returns, as pure data: the plan, its files, its text."""

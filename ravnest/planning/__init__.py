@@ -1,0 +1,1 @@
+"""Costs and nodes to a plan: memory, stages, clusters, rings."""

@@ -1,0 +1,1 @@
+"""One stage on one device: engine, schedules, weight versions, keyed randomness."""

@@ -1,0 +1,1 @@
+"""Trainer, loaders and sharding, evaluation."""

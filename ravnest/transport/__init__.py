@@ -1,0 +1,1 @@
+"""Bytes between peers: in memory, over gRPC."""

@@ -1,0 +1,113 @@
+"""What every transport offers: ordered messages between named peers, on long-lived lanes.
+
+Knows bytes and peers; knows nothing of tensors, stages or training.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A header and the raw bytes that belong to it.
+
+    Attributes:
+        header: small, opaque to the transport.
+        payload: on the way out any number of buffers, sent in this order; on the way in exactly
+            one writable buffer with all of them joined (empty payload: one empty buffer).
+    """
+
+    header: bytes
+    payload: Sequence[Buffer] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Payload bytes, the header not counted."""
+        return sum(memoryview(buffer).nbytes for buffer in self.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where a peer is reached.
+
+    Attributes:
+        node_id: the peer.
+        address: `host:port`; a bracketed IPv6 host, a DNS name or an IPv4 address.
+    """
+
+    node_id: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """The knobs of a transport; everything else is derived from them.
+
+    Attributes:
+        timeout_s: how long any wait for a peer may last before it is an error.
+        report_every_s: a longer wait is reported in the log this often.
+        window: messages a sender may have unconsumed at the receiver, per lane.
+        max_payload_bytes: a larger message from a peer is a protocol error.
+    """
+
+    timeout_s: float = 600.0
+    report_every_s: float = 10.0
+    window: int = 16
+    max_payload_bytes: int = 1 << 40
+
+
+class Transport(abc.ABC):
+    """Ordered, reliable messages between the nodes of one plan.
+
+    A lane is a name for one stream in one direction between two nodes ("forward", "backward",
+    "ring-0"); messages on a lane arrive in the order they were sent. All methods may be called from any
+    thread. After `close` or `abort` every other call raises TransportError.
+    """
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Begins to listen. Raises AddressInUseError when the address is taken."""
+
+    @abc.abstractmethod
+    def send(self, peer: int, lane: str, message: Message, *, purpose: str) -> None:
+        """Queues a message; blocks only while `window` earlier ones are unconsumed.
+
+        The stream is opened by the first send and may be opened before the peer is there: until
+        it comes, messages wait. The buffers of the payload must not change before the
+        receiver has them; senders hand over fresh or immutable buffers.
+
+        Args:
+            purpose: what is sent, in words, for the log and for errors.
+
+        Raises:
+            PeerUnreachableError: the peer did not come within `timeout_s`.
+            PeerLostError: the peer has gone, or did not consume within `timeout_s`.
+            PeerFailedError: the peer reported a failure.
+        """
+
+    @abc.abstractmethod
+    def receive(self, peer: int, lane: str, *, purpose: str) -> Message:
+        """Takes the next message of a lane, waiting for it, and gives its sender one credit.
+
+        Raises:
+            PeerUnreachableError: the peer did not come within `timeout_s`.
+            PeerLostError: the peer has gone, or sent nothing within `timeout_s`.
+            PeerFailedError: the peer reported a failure.
+            ProtocolError: the peer broke the protocol.
+        """
+
+    @abc.abstractmethod
+    def abort(self, reason: str) -> None:
+        """Tells every peer that this node failed and why, then closes; never raises."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Delivers what is queued, says goodbye to every peer and frees port and threads.
+
+        Idempotent. A peer that awaits something from this node afterwards gets PeerLostError.
+        """
