@@ -1,0 +1,250 @@
+"""The engine of one stage on one device: forward, backward, optimizer step, evaluation.
+
+Knows named values and weight versions; knows no neighbours, no schedule and no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ravnest.errors import TrainingError
+from ravnest.plan.identity import MicrobatchId
+from ravnest.stage.module import StageModule
+from ravnest.stage.program import Program, Value
+from ravnest.stage.randomness import KeyedRandomness
+from ravnest.stage.updating import Updater, UpdateSettings
+from ravnest.stage.weights import WeightVersion, WeightVersions
+
+LossFunction = Callable[[Mapping[str, Value]], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """The tensors of one stage, by original name.
+
+    Attributes:
+        parameters: in the model's order.
+        trainable: names that get gradients.
+        buffers: persistent buffers.
+        constants: non-persistent buffers and constants of the graph.
+    """
+
+    parameters: Mapping[str, torch.Tensor]
+    trainable: frozenset[str]
+    buffers: Mapping[str, torch.Tensor]
+    constants: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A microbatch between its forward and its backward pass."""
+
+    inputs: Mapping[str, Value]
+    results: Mapping[str, Value]
+    weights: WeightVersion
+
+
+class StageEngine:
+    """Computes one stage.
+
+    Args:
+        train: the stage in training mode.
+        evaluation: the stage in evaluation mode; shares the state.
+        state: initial tensors; they are moved to `device`.
+        randomness: seeds the random operators.
+        settings: optimizer and scheduler.
+    """
+
+    def __init__(
+        self,
+        train: Program,
+        evaluation: Program,
+        state: StageState,
+        *,
+        device: torch.device,
+        randomness: KeyedRandomness,
+        settings: UpdateSettings,
+    ) -> None:
+        self._train = train
+        self._evaluation = evaluation
+        self._device = device
+        self.randomness = randomness
+        self._parameters = {
+            name: torch.nn.Parameter(tensor.to(device), requires_grad=name in state.trainable)
+            for name, tensor in state.parameters.items()
+        }
+        self._buffers = {name: tensor.to(device) for name, tensor in state.buffers.items()}
+        self._constants = {name: tensor.to(device) for name, tensor in state.constants.items()}
+        self.module = StageModule(self._parameters, self._buffers, self._constants)
+        self.weights = WeightVersions(self._parameters)
+        self.updater = Updater(self._parameters.values(), settings)
+        self._in_flight: dict[MicrobatchId, _InFlight] = {}
+
+    @property
+    def num_in_flight(self) -> int:
+        """Microbatches that await their backward pass."""
+        return len(self._in_flight)
+
+    def forward(
+        self,
+        microbatch: MicrobatchId,
+        inputs: Mapping[str, Value],
+        loss_function: LossFunction | None = None,
+    ) -> Mapping[str, Value]:
+        """Runs the stage in training mode and keeps what its backward pass needs.
+
+        Args:
+            inputs: by value name; extra names are ignored.
+            loss_function: on the leaf, from the stage's outputs to a scalar.
+
+        Returns:
+            The outputs by name, detached; on the leaf `{"loss": scalar}`.
+
+        Raises:
+            TrainingError: a value is missing, or the loss is no differentiable scalar.
+        """
+        weights = self.weights.acquire()
+        given = self._prepare(self._train, inputs, microbatch, with_gradients=True)
+        with torch.enable_grad(), self.randomness.microbatch(microbatch) as seed_operator:
+            results: Mapping[str, Value] = self._train(
+                self._state(weights.tensors), given, seed_operator
+            )
+            if loss_function is not None:
+                results = {"loss": _checked_loss(loss_function(results), microbatch)}
+        self._in_flight[microbatch] = _InFlight(given, results, weights)
+        return {name: _detached(value) for name, value in results.items()}
+
+    def backward(
+        self, microbatch: MicrobatchId, gradients: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Backward pass of a microbatch with the weights of its forward pass.
+
+        Args:
+            gradients: of the outputs, by name; None on the leaf, where the loss is the start.
+
+        Returns:
+            Gradients of the differentiable inputs that have one, by name.
+        """
+        flight = self._in_flight.pop(microbatch)
+        if gradients is None:
+            flight.results["loss"].backward()
+        else:
+            roots, starts = self._roots(flight, gradients, microbatch)
+            if roots:
+                torch.autograd.backward(roots, starts)
+        self.weights.release(flight.weights)
+        return {
+            spec.name: flight.inputs[spec.name].grad
+            for spec in self._train.inputs
+            if spec.differentiable and flight.inputs[spec.name].grad is not None
+        }
+
+    def step(self) -> None:
+        """One optimizer step from the gradients summed since the last."""
+        self.weights.begin_update()
+        self.updater.step()
+        self.weights.end_update()
+
+    def evaluate(self, microbatch: MicrobatchId, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        """Runs the stage in evaluation mode with the newest weights, without gradients."""
+        given = self._prepare(self._evaluation, inputs, microbatch, with_gradients=False)
+        with torch.no_grad(), self.randomness.microbatch(microbatch) as seed_operator:
+            return self._evaluation(self._state(self.weights.current()), given, seed_operator)
+
+    def averaged_tensors(self) -> dict[str, torch.Tensor]:
+        """Live parameters and persistent buffers by name, safe to overwrite in place.
+
+        Stashed versions keep their own storage (see `WeightVersions.begin_update`).
+        """
+        self.weights.begin_update()
+        return {name: p.data for name, p in self._parameters.items()} | self._buffers
+
+    def optimizer_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Tensors of the optimizer's state by parameter name and state name."""
+        if self.updater.optimizer is None:
+            return {}
+        state = self.updater.optimizer.state
+        return {
+            name: {
+                key: value
+                for key, value in state.get(parameter, {}).items()
+                if isinstance(value, torch.Tensor)
+            }
+            for name, parameter in self._parameters.items()
+        }
+
+    def saved_state(self) -> dict[str, torch.Tensor]:
+        """Parameters and persistent buffers by original name, on the CPU, copied."""
+        tensors = {**self._parameters, **self._buffers}
+        return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+
+    def _state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**weights, **self._buffers, **self._constants}
+
+    def _prepare(
+        self,
+        program: Program,
+        inputs: Mapping[str, Value],
+        microbatch: MicrobatchId,
+        *,
+        with_gradients: bool,
+    ) -> dict[str, Value]:
+        prepared: dict[str, Value] = {}
+        for spec in program.inputs:
+            if spec.name not in inputs:
+                raise TrainingError(
+                    f"microbatch {microbatch} has no value {spec.name!r}; got {sorted(inputs)}"
+                )
+            value = inputs[spec.name]
+            if isinstance(value, torch.Tensor):
+                value = value.detach().to(self._device)
+                if with_gradients and spec.differentiable:
+                    value.requires_grad_(True)
+            prepared[spec.name] = value
+        return prepared
+
+    def _roots(
+        self,
+        flight: _InFlight,
+        gradients: Mapping[str, torch.Tensor],
+        microbatch: MicrobatchId,
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        roots, starts = [], []
+        for name, gradient in gradients.items():
+            value = flight.results.get(name)
+            if not isinstance(value, torch.Tensor) or not value.requires_grad:
+                raise TrainingError(
+                    f"microbatch {microbatch} got a gradient for {name!r}, "
+                    "which is no differentiable output of this stage"
+                )
+            if value.shape != gradient.shape:
+                raise TrainingError(
+                    f"microbatch {microbatch} got a gradient of shape {tuple(gradient.shape)} for "
+                    f"{name!r}, expected {tuple(value.shape)}"
+                )
+            roots.append(value)
+            starts.append(gradient.to(self._device))
+        return roots, starts
+
+
+def _checked_loss(loss: Any, microbatch: MicrobatchId) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        found = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise TrainingError(
+            f"the criterion returned {found} for microbatch {microbatch}, expected one number",
+            hint="reduce the loss, with .mean() or .sum(), before returning it",
+        )
+    if not loss.requires_grad:
+        raise TrainingError(
+            f"the criterion's loss for microbatch {microbatch} does not depend on the predictions",
+            hint="compute it from `predictions` without detach() or no_grad()",
+        )
+    return loss
+
+
+def _detached(value: Value) -> Value:
+    return value.detach() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,68 @@
+"""Optimizer and learning-rate scheduler of one stage, built from what the user passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ravnest.errors import ConfigError
+
+OptimizerFactory = Callable[..., torch.optim.Optimizer]
+SchedulerFactory = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSettings:
+    """How a stage updates its weights.
+
+    Attributes:
+        optimizer: a torch.optim class, or `f(params, **optimizer_params)`.
+        lr_scheduler: likewise `f(optimizer, **lr_scheduler_params)`.
+        lr_step_on_epoch_change: step the scheduler once per epoch, else once per optimizer step.
+    """
+
+    optimizer: OptimizerFactory | None = None
+    optimizer_params: Mapping[str, Any] = field(default_factory=dict)
+    lr_scheduler: SchedulerFactory | None = None
+    lr_scheduler_params: Mapping[str, Any] = field(default_factory=dict)
+    lr_step_on_epoch_change: bool = True
+
+
+class Updater:
+    """Applies accumulated gradients. A stage without trainable parameters has nothing to apply."""
+
+    def __init__(
+        self, parameters: Iterable[torch.nn.Parameter], settings: UpdateSettings
+    ) -> None:
+        self._settings = settings
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.scheduler: Any = None
+        if settings.optimizer is None or not trainable:
+            return
+        self.optimizer = settings.optimizer(trainable, **settings.optimizer_params)
+        if not hasattr(self.optimizer, "step") or not hasattr(self.optimizer, "zero_grad"):
+            raise ConfigError(
+                f"optimizer={settings.optimizer!r} returned {type(self.optimizer).__name__}, "
+                "expected something with step() and zero_grad()",
+                hint="pass the class, torch.optim.Adam, or a function f(params, **optimizer_params)",
+            )
+        if settings.lr_scheduler is not None:
+            self.scheduler = settings.lr_scheduler(self.optimizer, **settings.lr_scheduler_params)
+
+    def step(self) -> None:
+        """One optimizer step from the gradients in place; they are cleared."""
+        if self.optimizer is None:
+            return
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.scheduler is not None and not self._settings.lr_step_on_epoch_change:
+            self.scheduler.step()
+
+    def end_epoch(self) -> None:
+        """Steps a scheduler that counts epochs."""
+        if self.scheduler is not None and self._settings.lr_step_on_epoch_change:
+            self.scheduler.step()

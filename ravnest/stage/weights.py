@@ -1,0 +1,99 @@
+"""Weight versions of one stage: a backward pass uses the weights of its forward pass.
+
+Forward passes run on aliases of the parameters (same storage, separate autograd leaves). An update
+while some forward pass still awaits its backward pass first moves the parameters to fresh
+storage, so the old version stays whole for as long as it is referenced and not a moment longer
+(weight stashing, PipeDream; here copy-on-write). Without microbatches in flight nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(slots=True)
+class WeightVersion:
+    """The weights one or more forward passes have used.
+
+    Attributes:
+        number: optimizer steps made before it.
+        tensors: by original name; leaves of the autograd graph when trainable.
+        references: forward passes that still await their backward pass.
+    """
+
+    number: int
+    tensors: dict[str, torch.Tensor]
+    references: int = 0
+
+
+class WeightVersions:
+    """Current and stashed versions of one stage's parameters.
+
+    Args:
+        parameters: by original name, in the model's order; the optimizer's own objects.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        self._parameters = dict(parameters)
+        self._current = WeightVersion(0, self._aliases())
+        self._num_stashed = 0
+
+    @property
+    def number(self) -> int:
+        """Optimizer steps made so far."""
+        return self._current.number
+
+    @property
+    def num_stashed(self) -> int:
+        """Older versions still held in memory for a backward pass."""
+        return self._num_stashed
+
+    def acquire(self) -> WeightVersion:
+        """The current version, for a forward pass; `release` it after the backward pass."""
+        self._current.references += 1
+        return self._current
+
+    def release(self, version: WeightVersion) -> None:
+        """Adds the gradients of a backward pass to the parameters' and drops the reference.
+
+        Gradients add up as a plain sum in the order of the backward passes, which is the order and
+        the arithmetic of one process calling `backward` repeatedly.
+        """
+        for name, tensor in version.tensors.items():
+            if tensor.grad is None:
+                continue
+            parameter = self._parameters[name]
+            if parameter.grad is None:
+                parameter.grad = tensor.grad
+            else:
+                parameter.grad += tensor.grad
+            tensor.grad = None
+        version.references -= 1
+        if version is not self._current and version.references == 0:
+            self._num_stashed -= 1
+
+    def begin_update(self) -> None:
+        """Must be called before the parameters change in place."""
+        if self._current.references == 0:
+            return
+        for parameter in self._parameters.values():
+            parameter.data = parameter.data.clone()
+        self._num_stashed += 1
+        self._current = WeightVersion(self._current.number, self._aliases())
+
+    def end_update(self) -> None:
+        """Counts the optimizer step that `begin_update` announced."""
+        self._current.number += 1
+
+    def current(self) -> dict[str, torch.Tensor]:
+        """The newest weights by name, for passes without gradients."""
+        return self._current.tensors
+
+    def _aliases(self) -> dict[str, torch.Tensor]:
+        return {
+            name: parameter.detach().requires_grad_(parameter.requires_grad)
+            for name, parameter in self._parameters.items()
+        }
