@@ -23,8 +23,7 @@ class MicrobatchId:
 
     Attributes:
         epoch: counted from 0 over the whole run.
-        index: number of the batch in the data loader, before it was dealt out to clusters; with
-            no loader known, the number of the microbatch in the epoch.
+        index: counted from 0 in the epoch, in the order in which the cluster's root sent them.
     """
 
     epoch: int

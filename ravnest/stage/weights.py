@@ -86,6 +86,11 @@ class WeightVersions:
 
     def end_update(self) -> None:
         """Counts the optimizer step that `begin_update` announced."""
+        for name, parameter in self._parameters.items():
+            # An optimizer may have given a parameter new storage instead of writing into the old.
+            if self._current.tensors[name].data_ptr() != parameter.data_ptr():
+                self._current = WeightVersion(self._current.number, self._aliases())
+                break
         self._current.number += 1
 
     def current(self) -> dict[str, torch.Tensor]:

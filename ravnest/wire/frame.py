@@ -28,6 +28,7 @@ class FrameKind(IntEnum):
     RING_HEADER = 9
     RING_CHUNK = 10
     RING_VOTE = 11
+    TARGETS = 12
 
 
 class Codec(IntEnum):
