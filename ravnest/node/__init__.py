@@ -1,1 +1,1 @@
-"""One provider process: Node, inboxes, lifecycle."""
+"""One provider process: Node, its links, its pipeline and its lifecycle."""

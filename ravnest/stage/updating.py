@@ -51,7 +51,17 @@ class Updater:
                 hint="pass the class, torch.optim.Adam, or a function f(params, **optimizer_params)",
             )
         if settings.lr_scheduler is not None:
-            self.scheduler = settings.lr_scheduler(self.optimizer, **settings.lr_scheduler_params)
+            self.set_scheduler(settings.lr_scheduler, settings.lr_scheduler_params)
+
+    def set_scheduler(self, factory: SchedulerFactory, params: Mapping[str, Any]) -> None:
+        """Gives the optimizer a learning-rate scheduler; ConfigError when it has one already."""
+        if self.scheduler is not None:
+            raise ConfigError(
+                "there are two learning-rate schedulers, one from Node and one from Trainer",
+                hint="pass lr_scheduler to one of them",
+            )
+        if self.optimizer is not None:
+            self.scheduler = factory(self.optimizer, **params)
 
     def step(self) -> None:
         """One optimizer step from the gradients in place; they are cleared."""

@@ -1,1 +1,1 @@
-"""Trainer, loaders and sharding, evaluation."""
+"""Trainer, loaders dealt out to clusters, and how batches become inputs."""

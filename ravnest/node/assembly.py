@@ -1,0 +1,154 @@
+"""Builds the parts of one node from its plan, its stage and its settings. Called by `Node` only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ravnest.averaging.averager import Averager
+from ravnest.capture.stage_file import LoadedStage
+from ravnest.metrics.events import EventLog
+from ravnest.metrics.progress import ProgressLine
+from ravnest.node.evaluating import LeafEvaluation, StageEvaluator
+from ravnest.node.journal import RunJournal
+from ravnest.node.labels import label_source
+from ravnest.node.links import ClusterLinks
+from ravnest.node.pipeline import StageParts, StagePipeline
+from ravnest.node.rounds import RoundKeeper
+from ravnest.node.saving import SubmodelSaver
+from ravnest.node.service import StageService
+from ravnest.node.settings import RunSettings
+from ravnest.node.targets import (
+    Criterion,
+    TargetFinder,
+    accuracy,
+    compute_loss,
+    predictions_of,
+)
+from ravnest.plan.model import NodePlan
+from ravnest.stage.engine import StageEngine, StageState
+from ravnest.stage.program import Value
+from ravnest.stage.randomness import KeyedRandomness
+from ravnest.stage.schedule import StagePosition
+from ravnest.stage.updating import UpdateSettings
+from ravnest.transport.interface import Transport
+from ravnest.wire.frame import Codec, Frame
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInputs:
+    """What a node is built from.
+
+    Attributes:
+        state: initial tensors of the stage.
+        losses_path: where the leaf writes losses.
+        progress: the root's progress line.
+    """
+
+    plan: NodePlan
+    stage: LoadedStage
+    state: StageState
+    settings: RunSettings
+    update: UpdateSettings
+    codec: Codec
+    seed: int
+    device: torch.device
+    criterion: Criterion | None
+    labels: Any
+    test_labels: Any
+    losses_path: Path
+    trained: Path
+    progress: ProgressLine | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """A node's parts, wired."""
+
+    engine: StageEngine
+    links: ClusterLinks
+    pipeline: StagePipeline
+    evaluator: StageEvaluator
+    rounds: RoundKeeper
+    saver: SubmodelSaver
+    service: StageService
+    journal: RunJournal
+    randomness: KeyedRandomness
+
+
+def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> NodeParts:
+    """Builds the node; sends and receives nothing yet."""
+    plan = inputs.plan
+    randomness = KeyedRandomness(inputs.seed, plan.cluster_id, inputs.device)
+    engine = StageEngine(
+        inputs.stage.train,
+        inputs.stage.eval,
+        inputs.state,
+        device=inputs.device,
+        randomness=randomness,
+        settings=inputs.update,
+    )
+    links = ClusterLinks(plan, transport, inputs.codec)
+    averager = Averager(plan.node_id, plan.rings, transport)
+    rounds = RoundKeeper(averager, engine, inputs.settings, events)
+    losses_path = inputs.losses_path if plan.is_leaf else None
+    journal = RunJournal(events, losses_path, inputs.progress if plan.is_root else None)
+    position = StagePosition(
+        inputs.settings.schedule, plan.stage, plan.num_stages, inputs.settings.update_frequency
+    )
+    pipeline = StagePipeline(
+        StageParts(engine, links, rounds, journal, position), _loss_of(inputs, links)
+    )
+    evaluator = StageEvaluator(
+        engine,
+        links,
+        _leaf_evaluation(inputs, links),
+        max_outstanding=plan.num_stages,
+        device=inputs.device,
+    )
+    saver = SubmodelSaver(plan, engine, inputs.trained, events)
+    service = StageService(
+        plan,
+        inputs.settings,
+        links=links,
+        pipeline=pipeline,
+        evaluator=evaluator,
+        rounds=rounds,
+        saver=saver,
+        randomness=randomness,
+    )
+    return NodeParts(
+        engine, links, pipeline, evaluator, rounds, saver, service, journal, randomness
+    )
+
+
+def _loss_of(
+    inputs: NodeInputs, links: ClusterLinks
+) -> Callable[[Frame, Any], Callable[[dict[str, Value]], torch.Tensor]] | None:
+    if not inputs.plan.is_leaf:
+        return None
+    finder = TargetFinder(label_source(inputs.labels, "labels"), links, inputs.device)
+    structure = inputs.stage.train.output_structure
+
+    def loss_of(frame: Frame, local: Any) -> Callable[[dict[str, Value]], torch.Tensor]:
+        targets = finder.find(frame, local)
+        return lambda outputs: compute_loss(
+            inputs.criterion, predictions_of(outputs, structure), targets
+        )
+
+    return loss_of
+
+
+def _leaf_evaluation(inputs: NodeInputs, links: ClusterLinks) -> LeafEvaluation | None:
+    if not inputs.plan.is_leaf:
+        return None
+    source = label_source(inputs.test_labels, "test_labels")
+    return LeafEvaluation(
+        metric=accuracy,
+        finder=TargetFinder(source, links, inputs.device),
+        output_structure=inputs.stage.eval.output_structure,
+    )

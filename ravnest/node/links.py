@@ -1,0 +1,99 @@
+"""The lanes of one node inside its cluster: which frame goes where. No schedule, no training."""
+
+from __future__ import annotations
+
+from ravnest.errors import ProtocolError
+from ravnest.plan.model import NodePlan
+from ravnest.transport.interface import Message, Transport
+from ravnest.wire.encoding import decode, encode
+from ravnest.wire.frame import Codec, Frame, FrameKind
+
+FORWARD = "forward"
+BACKWARD = "backward"
+TARGETS = "targets"
+RESULTS = "results"
+
+
+class ClusterLinks:
+    """Sends and receives frames between the stages of one cluster.
+
+    Activations and control frames run down the chain ("forward"), gradients up ("backward").
+    Targets go straight from root to leaf, results of evaluation straight back.
+
+    Args:
+        codec: of activations and gradients; everything else travels unchanged.
+    """
+
+    def __init__(self, plan: NodePlan, transport: Transport, codec: Codec) -> None:
+        self._plan = plan
+        self._transport = transport
+        self._codec = codec
+        self.root, self.leaf = plan.cluster_nodes[0], plan.cluster_nodes[-1]
+
+    def send_forward(self, frame: Frame) -> None:
+        """To the next stage; nothing happens on the leaf."""
+        if self._plan.forward_target is not None:
+            self._send(self._plan.forward_target, FORWARD, frame, self._codec)
+
+    def receive_forward(self) -> Frame:
+        """The next activation or control frame of the stage before."""
+        return self._receive(_peer(self._plan.backward_target), FORWARD, "the next microbatch")
+
+    def send_backward(self, frame: Frame) -> None:
+        """Gradients to the stage before; nothing happens on the root."""
+        if self._plan.backward_target is not None:
+            self._send(self._plan.backward_target, BACKWARD, frame, self._codec)
+
+    def receive_gradient(self, microbatch: object) -> Frame:
+        """The gradient frame of a microbatch from the next stage."""
+        source = _peer(self._plan.forward_target)
+        purpose = f"the gradient of microbatch {microbatch}"
+        frame = self._receive(source, BACKWARD, purpose)
+        if frame.kind is not FrameKind.GRADIENT or frame.microbatch != microbatch:
+            raise _unexpected(source, frame, purpose)
+        return frame
+
+    def send_targets(self, frame: Frame) -> None:
+        """From root to leaf."""
+        self._send(self.leaf, TARGETS, frame, Codec.RAW)
+
+    def receive_targets(self, microbatch: object) -> Frame:
+        """On the leaf: the targets that the root shipped for a microbatch."""
+        purpose = f"the targets of microbatch {microbatch}"
+        frame = self._receive(self.root, TARGETS, purpose)
+        if frame.kind is not FrameKind.TARGETS or frame.microbatch != microbatch:
+            raise _unexpected(self.root, frame, purpose)
+        return frame
+
+    def send_result(self, frame: Frame) -> None:
+        """From leaf to root."""
+        self._send(self.root, RESULTS, frame, Codec.RAW)
+
+    def receive_result(self, microbatch: object) -> Frame:
+        """On the root: the leaf's answer to an evaluated microbatch."""
+        purpose = f"the result of microbatch {microbatch}"
+        frame = self._receive(self.leaf, RESULTS, purpose)
+        if frame.kind is not FrameKind.OUTPUT or frame.microbatch != microbatch:
+            raise _unexpected(self.leaf, frame, purpose)
+        return frame
+
+    def _send(self, peer: int, lane: str, frame: Frame, codec: Codec) -> None:
+        header, payload = encode(frame, codec)
+        purpose = f"{frame.kind.name.lower().replace('_', ' ')} {frame.microbatch or ''}".strip()
+        self._transport.send(peer, lane, Message(header, payload), purpose=purpose)
+
+    def _receive(self, peer: int, lane: str, purpose: str) -> Frame:
+        message = self._transport.receive(peer, lane, purpose=purpose)
+        return decode(message.header, memoryview(message.payload[0]))
+
+
+def _peer(node_id: int | None) -> int:
+    if node_id is None:
+        raise AssertionError("this stage has no neighbour on that side")
+    return node_id
+
+
+def _unexpected(peer: int, frame: Frame, purpose: str) -> ProtocolError:
+    return ProtocolError(
+        f"node {peer} sent {frame.kind.name} of microbatch {frame.microbatch}, expected {purpose}"
+    )

@@ -1,0 +1,337 @@
+"""`Node`: one provider process's part in a run, as provider scripts use it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from ravnest.errors import ConfigError, RavnestError, TrainingError
+from ravnest.metrics.events import EventLog, EventName
+from ravnest.metrics.progress import ProgressLine
+from ravnest.node.assembly import NodeInputs, NodeParts, assemble
+from ravnest.node.loading import initial_state, load_node, parse_node_name
+from ravnest.node.logs import show_logs
+from ravnest.node.options import NodeOptions
+from ravnest.node.root import RootDriver
+from ravnest.node.settings import RunSettings, parse_compression
+from ravnest.node.targets import Criterion, Metric
+from ravnest.plan.model import NodePlan
+from ravnest.stage.schedule import Schedule
+from ravnest.stage.updating import OptimizerFactory, SchedulerFactory, UpdateSettings
+from ravnest.transport.grpc_transport import GrpcTransport
+from ravnest.transport.interface import PeerAddress, Transport, TransportSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Node:
+    """One provider: holds one stage of the model and works with the other nodes of the plan.
+
+    Args:
+        name: `node_<id>`; role, stage and neighbours follow from it.
+        model: None to start from the weights that clusterize saved, or a module or state dict
+            with the same names whose weights are taken instead.
+        optimizer: a torch.optim class, or `f(params, **optimizer_params)`.
+        optimizer_params: keyword arguments for it.
+        lr_scheduler: likewise `f(optimizer, **lr_scheduler_params)`.
+        lr_scheduler_params: keyword arguments for it.
+        lr_step_on_epoch_change: step the scheduler once per epoch, else once per optimizer step.
+        criterion: `f(predictions, targets) -> scalar tensor`, run on the leaf. `predictions` is what
+            the original model returns, `targets` the whole batch that `labels` yields. May be left
+            out when the model returns its loss.
+        update_frequency: backward passes per optimizer step; their gradients add up.
+        reduce_factor: optimizer steps between averagings over the clusters; None for one per epoch.
+        labels: on the leaf, a loader in the root's order or a tensor of all targets. Left out, the
+            root ships each microbatch's targets; tensors that are model inputs are then None in the
+            batch the criterion gets.
+        test_labels: the same for evaluation.
+        device: where the stage computes.
+        loss_filename: the leaf writes one line per optimizer step to it; the leaves of clusters above
+            0 add `_cluster_<c>` to the name.
+        compression: of activations and gradients on the wire: False, True (half precision, scaled) or
+            "bf16".
+        average_optim: average optimizer state too.
+        **options: see `NodeOptions`.
+
+    Raises:
+        ConfigError: an argument is impossible.
+        PlanFileError: the node is not in the plan, or its files are missing or were changed.
+        AddressInUseError: the port is taken.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
+        optimizer: OptimizerFactory | None = None,
+        optimizer_params: Mapping[str, Any] | None = None,
+        lr_scheduler: SchedulerFactory | None = None,
+        lr_scheduler_params: Mapping[str, Any] | None = None,
+        lr_step_on_epoch_change: bool = True,
+        criterion: Criterion | None = None,
+        update_frequency: int = 1,
+        reduce_factor: int | None = None,
+        labels: Any = None,
+        test_labels: Any = None,
+        device: torch.device | str = torch.device("cpu"),  # noqa: B008  immutable
+        loss_filename: str | Path = "losses.txt",
+        compression: bool | str = False,
+        average_optim: bool = False,
+        **options: Any,
+    ) -> None:
+        self.name = name
+        node_id = parse_node_name(name)
+        chosen = NodeOptions.parse(options)
+        settings = RunSettings(
+            Schedule.parse(chosen.schedule), update_frequency, reduce_factor, average_optim
+        )
+        update = UpdateSettings(
+            optimizer,
+            dict(optimizer_params or {}),
+            lr_scheduler,
+            dict(lr_scheduler_params or {}),
+            lr_step_on_epoch_change,
+        )
+        codec = parse_compression(compression)
+        self._plan, stage = load_node(chosen.node_data, node_id)
+        show_logs(f"[c{self._plan.cluster_id}/s{self._plan.stage} {name}]")
+        self._transport = chosen.transport or _grpc_transport(self._plan, chosen)
+        self._transport.start()
+        self._events = EventLog(
+            chosen.events / f"{name}.jsonl",
+            node=node_id,
+            cluster=self._plan.cluster_id,
+            stage=self._plan.stage,
+        )
+        self._finalizer = weakref.finalize(self, _end, self._transport, self._events)
+        with self._guarded():
+            inputs = NodeInputs(
+                plan=self._plan,
+                stage=stage,
+                state=initial_state(stage, model),
+                settings=settings,
+                update=update,
+                codec=codec,
+                seed=torch.initial_seed() if chosen.seed is None else chosen.seed,
+                device=torch.device(device),
+                criterion=criterion,
+                labels=labels,
+                test_labels=test_labels,
+                losses_path=_per_cluster(Path(loss_filename), self._plan.cluster_id),
+                trained=chosen.trained,
+                progress=ProgressLine(sys.stderr),
+            )
+            self._parts: NodeParts = assemble(inputs, self._transport, self._events)
+            self._root = RootDriver(
+                self._plan,
+                self._parts,
+                settings,
+                inputs.stage.signature,
+                ships_train=labels is None,
+                ships_test=test_labels is None,
+            )
+        self._events.write(EventName.RUN_STARTED, plan=self._plan.plan_sha256)
+
+    # What the node is
+
+    @property
+    def node_type(self) -> str:
+        """Its role: "root", "stem" or "leaf"."""
+        return str(self._plan.role)
+
+    @property
+    def plan(self) -> NodePlan:
+        """Its part of the plan."""
+        return self._plan
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The stage's parameters and buffers under the original model's names."""
+        return self._parts.engine.module
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The stage's optimizer, None when there is none or nothing to train."""
+        return self._parts.engine.updater.optimizer
+
+    @property
+    def n_forwards(self) -> int:
+        """Forward passes made in training."""
+        return self._parts.pipeline.num_forwards
+
+    @property
+    def n_backwards(self) -> int:
+        """Backward passes made."""
+        return self._parts.pipeline.num_backwards
+
+    @property
+    def root(self) -> RootDriver:
+        """What only the root does; for `Trainer`."""
+        return self._root
+
+    # What subclassed trainers call
+
+    def forward_compute(self, tensors: Any = None, **kwargs: Any) -> None:
+        """Trains on one batch, as `model(tensors)` or `model(**kwargs)` would take it; on the root.
+
+        Returns as soon as the batch is on its way; backward passes and optimizer steps happen in the
+        order of the schedule, at the latest in `wait_for_backwards`.
+
+        Args:
+            tensors: a tensor, or a tuple or list of positional inputs.
+            **kwargs: inputs by the original keyword names.
+
+        Raises:
+            TrainingError: the batch does not fit the captured model, or this node is no root.
+            TransportError: another node is gone or failed.
+        """
+        with self._guarded():
+            self._root.forward(tensors, kwargs)
+
+    def no_grad_forward_compute(
+        self, tensors: Any = None, output_type: str | None = None, **kwargs: Any
+    ) -> Any:
+        """Evaluates one batch without gradients, with the newest weights; on the root.
+
+        Args:
+            tensors, **kwargs: as in `forward_compute`.
+            output_type: None or "output" to get the model's output back; "accuracy" or "val_accuracy"
+                to have the leaf compute the metric.
+
+        Returns:
+            The model's output, or None when a metric was asked for.
+        """
+        with self._guarded():
+            return self._root.evaluate(tensors, kwargs, output_type)
+
+    def wait_for_backwards(self) -> None:
+        """Ends an epoch on the root: waits until every batch is trained, applied and averaged.
+
+        An incomplete group of `update_frequency` batches gets an optimizer step of its own.
+        """
+        with self._guarded():
+            self._root.end_epoch()
+
+    def trigger_save_submodel(self) -> None:
+        """Saves the trained sub-models for `model_fusion`: on the root, of every node of its cluster."""
+        with self._guarded():
+            if self._plan.is_root:
+                self._root.save()
+            else:
+                self._parts.saver.save()
+
+    def update_with_latest_weights(self) -> None:
+        """Brings `model` up to date: on the root, completes what the schedule still holds back."""
+        with self._guarded():
+            if self._plan.is_root:
+                self._root.complete()
+
+    # What Trainer calls
+
+    def serve(self) -> dict[str, Any]:
+        """On stem and leaf: works until the root ends the phase; returns what it announced."""
+        with self._guarded():
+            return self._parts.service.serve()
+
+    def end_phase(self, *, training: bool) -> dict[str, Any]:
+        """On the root: ends a phase for the whole cluster and returns its results."""
+        with self._guarded():
+            return self._root.end_phase(training=training)
+
+    def set_metric(self, metric: Metric) -> None:
+        """Replaces accuracy; `metric(predictions, targets)` returns a mean over the batch's samples."""
+        self._root.set_metric(metric)
+
+    def set_lr_scheduler(self, factory: SchedulerFactory, params: Mapping[str, Any]) -> None:
+        """Gives the optimizer a scheduler; ConfigError when it has one."""
+        self._parts.engine.updater.set_scheduler(factory, params)
+
+    # Lifecycle
+
+    def close(self) -> None:
+        """Says goodbye to the other nodes and frees the port. Idempotent."""
+        if self._finalizer.detach() is not None:
+            _close(self._transport, self._events)
+
+    def abort(self, error: BaseException) -> None:
+        """Tells the other nodes that this one failed, and why. Idempotent."""
+        if self._finalizer.detach() is not None:
+            reason = _reason(self._plan, error)
+            self._events.write(EventName.FAILED, reason=reason)
+            self._transport.abort(reason)
+            self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort(error)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Whatever fails here also ends the other nodes, with this node's reason."""
+        if not self._finalizer.alive:
+            raise TrainingError(f"{self.name} is closed")
+        try:
+            yield
+        except BaseException as error:
+            self.abort(error)
+            raise
+
+
+def _grpc_transport(plan: NodePlan, options: NodeOptions) -> GrpcTransport:
+    return GrpcTransport(
+        plan.node_id,
+        plan.bind,
+        [PeerAddress(peer.node_id, peer.address) for peer in plan.peers],
+        plan.plan_sha256,
+        TransportSettings(timeout_s=options.timeout_s, window=max(16, 2 * plan.num_stages)),
+        insecure=options.insecure,
+    )
+
+
+def _per_cluster(path: Path, cluster_id: int) -> Path:
+    if cluster_id == 0:
+        return path
+    return path.with_name(f"{path.stem}_cluster_{cluster_id}{path.suffix}")
+
+
+def _reason(plan: NodePlan, error: BaseException) -> str:
+    where = f"[c{plan.cluster_id}/s{plan.stage} node_{plan.node_id}]"
+    message = error.message if isinstance(error, RavnestError) else str(error)
+    return f"{where} {type(error).__name__}: {message}"
+
+
+def _close(transport: Transport, events: EventLog) -> None:
+    transport.close()
+    events.write(EventName.RUN_ENDED)
+    events.close()
+
+
+def _end(transport: Transport, events: EventLog) -> None:
+    """Runs when the node is garbage or the interpreter exits, for scripts that never call `close`."""
+    error = getattr(sys, "last_value", None)
+    if isinstance(error, BaseException) and not hasattr(sys, "ps1"):
+        # The script died outside of our calls: the other nodes are told why.
+        reason = f"{type(error).__name__}: {error}"
+        events.write(EventName.FAILED, reason=reason)
+        transport.abort(reason)
+        events.close()
+    else:
+        _close(transport, events)

@@ -1,0 +1,54 @@
+"""Options of `Node` beyond the published ones, checked in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ravnest.errors import ConfigError
+from ravnest.transport.interface import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """Keyword options of a node.
+
+    Attributes:
+        node_data: folder that clusterize wrote.
+        trained: folder that trained sub-models are saved to.
+        events: folder of the event log, `node_<id>.jsonl` in it.
+        schedule: "1f1b" (synchronous) or "async".
+        seed: of the run's randomness; the root's counts. Default: torch's own initial seed.
+        timeout_s: how long any wait for a peer may last before it is an error.
+        insecure: allow peers beyond loopback without TLS.
+        transport: the transport to use instead of gRPC, for simulation and tests.
+    """
+
+    node_data: Path = Path("node_data")
+    trained: Path = Path("trained")
+    events: Path = Path("events")
+    schedule: str = "1f1b"
+    seed: int | None = None
+    timeout_s: float = 600.0
+    insecure: bool = False
+    transport: Transport | None = None
+
+    @classmethod
+    def parse(cls, options: dict[str, Any]) -> NodeOptions:
+        """Raises ConfigError for an unknown option or an impossible value."""
+        names = [field.name for field in fields(cls)]
+        unknown = sorted(set(options) - set(names))
+        if unknown:
+            raise ConfigError(
+                f"Node has no option {', '.join(map(repr, unknown))}; "
+                f"it has {', '.join(names)} beside the documented arguments"
+            )
+        for name in ("node_data", "trained", "events"):
+            if name in options:
+                options = {**options, name: Path(options[name])}
+        parsed = cls(**options)
+        timeout = parsed.timeout_s
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise ConfigError(f"timeout_s={timeout!r} is not possible; expected seconds above 0")
+        return parsed

@@ -1,0 +1,151 @@
+"""Executes one stage's schedule: which frame to await, what to compute, what to send on.
+
+The one-way flow of a microbatch: `forward` (from the root's script, or from an activation frame),
+then, when the schedule says so, `_backward` with the gradient of the next stage, then `_step`.
+All of it runs in the thread that calls `Trainer.train`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ravnest.node.journal import RunJournal
+from ravnest.node.links import ClusterLinks
+from ravnest.node.rounds import RoundKeeper
+from ravnest.plan.identity import MicrobatchId
+from ravnest.stage.engine import StageEngine
+from ravnest.stage.program import Value
+from ravnest.stage.schedule import ActionKind, Progress, StagePosition, next_action
+from ravnest.wire.frame import Frame, FrameKind
+
+LossOfMicrobatch = Callable[[Frame, Any], Callable[[dict[str, Value]], torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class StageParts:
+    """What the pipeline of one stage works with."""
+
+    engine: StageEngine
+    links: ClusterLinks
+    rounds: RoundKeeper
+    journal: RunJournal
+    position: StagePosition
+
+
+class StagePipeline:
+    """One stage of one cluster in training.
+
+    Args:
+        loss_of: on the leaf, from the activation frame (and the targets at hand on a lone
+            node) to the function from outputs to loss; None elsewhere.
+    """
+
+    def __init__(self, parts: StageParts, loss_of: LossOfMicrobatch | None) -> None:
+        self._engine = parts.engine
+        self._links = parts.links
+        self._rounds = parts.rounds
+        self._journal = parts.journal
+        self._position = parts.position
+        self._loss_of = loss_of
+        self._progress = Progress()
+        self._losses: dict[MicrobatchId, float] = {}
+        self._num_samples: dict[MicrobatchId, int] = {}
+        self._step_loss: float | None = None
+        self.epoch = 0
+        self.num_forwards = 0
+        self.num_backwards = 0
+
+    @property
+    def next_microbatch(self) -> MicrobatchId:
+        """The id of the microbatch that `forward` takes next."""
+        return MicrobatchId(self.epoch, self._progress.forwards)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the epoch has had no microbatch yet."""
+        return self._progress.forwards == 0
+
+    def advance(self) -> None:
+        """Does every action that comes before the next forward pass."""
+        while (action := next_action(self._position, self._progress)) is not None:
+            match action.kind:
+                case ActionKind.FORWARD:
+                    return
+                case ActionKind.BACKWARD:
+                    self._backward(MicrobatchId(self.epoch, action.number))
+                case ActionKind.STEP:
+                    self._step()
+            self._progress = self._progress.after(action)
+
+    def forward(self, frame: Frame, targets: Any = None) -> None:
+        """Forward pass of the next microbatch; its outputs go to the next stage.
+
+        Args:
+            frame: an ACTIVATION frame with this stage's inputs.
+            targets: on a lone node, the batch's targets.
+        """
+        microbatch = frame.microbatch
+        assert microbatch == self.next_microbatch
+        inputs = {**frame.scalars, **frame.tensors}
+        loss_function = self._loss_of(frame, targets) if self._loss_of is not None else None
+        results = self._engine.forward(microbatch, inputs, loss_function)
+        self._num_samples[microbatch] = int(frame.details["num_samples"])
+        if loss_function is None:
+            self._links.send_forward(stage_frame(frame, results))
+        else:
+            self._losses[microbatch] = float(results["loss"])
+        self.num_forwards += 1
+        self._progress = replace(self._progress, forwards=self._progress.forwards + 1)
+
+    def finish_epoch(self) -> None:
+        """Completes the epoch: all backward passes, the last step, averaging."""
+        self._progress = replace(self._progress, total=self._progress.forwards)
+        self.advance()
+        if self._progress.forwards == 0:
+            self._progress = Progress()
+            return
+        self._engine.updater.end_epoch()
+        self._rounds.after_epoch()
+        self._journal.epoch_ended(self.epoch, self._progress.forwards)
+        self._progress = Progress()
+        self.epoch += 1
+
+    def _backward(self, microbatch: MicrobatchId) -> None:
+        if self._loss_of is not None:
+            loss = self._losses.pop(microbatch)
+            gradients = self._engine.backward(microbatch)
+        else:
+            received = self._links.receive_gradient(microbatch)
+            loss = float(received.scalars["loss"] or 0.0)
+            gradients = self._engine.backward(microbatch, received.tensors)
+        self._links.send_backward(
+            Frame(
+                FrameKind.GRADIENT,
+                microbatch,
+                weight_version=self._engine.weights.number,
+                tensors=gradients,
+                scalars={"loss": loss},
+            )
+        )
+        num_samples = self._num_samples.pop(microbatch)
+        self._rounds.count_samples(num_samples)
+        self._step_loss = loss if self._step_loss is None else self._step_loss + loss
+        self.num_backwards += 1
+        self._journal.microbatch_trained(microbatch, loss, num_samples)
+
+    def _step(self) -> None:
+        self._engine.step()
+        self._journal.step_made(self._engine.weights.number, self._step_loss or 0.0)
+        self._step_loss = None
+        self._rounds.after_step()
+
+
+def stage_frame(received: Frame, results: dict[str, Value] | Any) -> Frame:
+    """The frame for the next stage: the same microbatch, with this stage's outputs."""
+    tensors = {name: value for name, value in results.items() if isinstance(value, torch.Tensor)}
+    scalars = {name: value for name, value in results.items() if name not in tensors}
+    return replace(received, tensors=tensors, scalars=scalars)

@@ -1,0 +1,197 @@
+"""What only the root of a cluster does: feeds batches in, ends epochs and phases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ravnest.capture.signature import InputSignature
+from ravnest.errors import ConfigError, TrainingError
+from ravnest.node.assembly import NodeParts
+from ravnest.node.batches import (
+    BatchCursor,
+    CurrentBatch,
+    batch_frame,
+    shipped_targets,
+    targets_frame,
+)
+from ravnest.node.settings import RunSettings
+from ravnest.node.targets import Metric
+from ravnest.plan.model import NodePlan
+from ravnest.plan.structure import flatten
+from ravnest.wire.frame import Frame, FrameKind
+
+OUTPUT_TYPES = (None, "output", "accuracy", "val_accuracy")
+
+
+class RootDriver:
+    """Drives one cluster. On other nodes it exists too, and refuses to drive.
+
+    Args:
+        signature: how a batch becomes the graph's inputs; None on nodes that are no root.
+        ships_train: send targets along in training, because the leaf has no labels.
+        ships_test: the same in evaluation.
+    """
+
+    def __init__(
+        self,
+        plan: NodePlan,
+        parts: NodeParts,
+        settings: RunSettings,
+        signature: InputSignature | None,
+        *,
+        ships_train: bool,
+        ships_test: bool,
+    ) -> None:
+        self._plan = plan
+        self._parts = parts
+        self._settings = settings
+        self._signature = signature
+        self._ships_train = ships_train
+        self._ships_test = ships_test
+        self._announced = False
+        self._metric_name = "accuracy"
+        self._results: dict[str, Any] = {}
+        self.train_cursor: BatchCursor | None = None
+        self.test_cursor: BatchCursor | None = None
+        self.inputs_dtype: torch.dtype | None = None
+
+    def forward(self, tensors: Any, kwargs: Mapping[str, Any]) -> None:
+        """Sends one training batch on its way, after what the schedule puts before it."""
+        signature = self._require_root("forward_compute")
+        self._begin()
+        args = _positional(tensors)
+        current = self.train_cursor.take() if self.train_cursor is not None else None
+        inputs = signature.bind(self._cast(args), self._cast_all(kwargs))
+        pipeline = self._parts.pipeline
+        pipeline.advance()
+        targets = None
+        if current is not None and self._ships_train:
+            targets = shipped_targets(current.batch, _leaves(args, kwargs))
+        frame = batch_frame(
+            FrameKind.ACTIVATION,
+            pipeline.next_microbatch,
+            inputs,
+            current,
+            targets=targets is not None and not self._plan.is_leaf,
+        )
+        if targets is not None and not self._plan.is_leaf:
+            assert frame.microbatch is not None
+            self._parts.links.send_targets(targets_frame(frame.microbatch, targets))
+        pipeline.forward(frame, targets)
+
+    def evaluate(self, tensors: Any, kwargs: Mapping[str, Any], output_type: str | None) -> Any:
+        """Evaluates one batch; returns the model's output when that is what is asked for."""
+        if output_type not in OUTPUT_TYPES:
+            raise ConfigError(
+                f"output_type={output_type!r} is unknown; expected one of "
+                + ", ".join(map(repr, OUTPUT_TYPES))
+            )
+        signature = self._require_root("no_grad_forward_compute")
+        self._begin(evaluating=True)
+        args = _positional(tensors)
+        wants_output = output_type in (None, "output")
+        current: CurrentBatch | None = None
+        if self.test_cursor is not None and not wants_output:
+            current = self.test_cursor.take()
+        return self._parts.evaluator.submit(
+            signature.bind(self._cast(args), self._cast_all(kwargs)),
+            current,
+            wants_output=wants_output,
+            raw_inputs=_leaves(args, kwargs),
+            ship=self._ships_test,
+        )
+
+    def end_epoch(self) -> None:
+        """Completes the epoch on every stage."""
+        self._require_root("wait_for_backwards")
+        self._begin()
+        self._parts.links.send_forward(Frame(FrameKind.EPOCH_END))
+        self._parts.pipeline.finish_epoch()
+
+    def complete(self) -> None:
+        """Does everything the schedule allows before another batch comes."""
+        if self._announced:
+            self._parts.pipeline.advance()
+
+    def save(self) -> None:
+        """Has every node of the cluster save its sub-model."""
+        self._begin()
+        if not self._parts.pipeline.is_idle:
+            self.end_epoch()
+        self._parts.links.send_forward(Frame(FrameKind.SAVE))
+        self._parts.saver.save()
+
+    def close_evaluation(self) -> dict[str, Any]:
+        """Ends an evaluation pass; its metric and number of samples, empty without a pass."""
+        result = self._parts.evaluator.close_pass()
+        if result is not None:
+            value, num_samples = result
+            self._results = {self._metric_name: value, "num_samples": num_samples}
+            return dict(self._results)
+        return {}
+
+    def end_phase(self, *, training: bool) -> dict[str, Any]:
+        """Ends a phase for every stage: open work is completed, results are announced."""
+        self._require_root("end_phase")
+        self._begin(evaluating=True)
+        if not self._parts.pipeline.is_idle:
+            self.end_epoch()
+        results = self.close_evaluation()
+        details = {"training": training, "results": results}
+        self._parts.links.send_forward(Frame(FrameKind.PHASE_END, details=details))
+        if training:
+            self._parts.rounds.finish()
+        return results
+
+    def set_metric(self, metric: Metric) -> None:
+        """Sets the metric on the leaf, and its name in results on the root."""
+        self._metric_name = getattr(metric, "__name__", type(metric).__name__)
+        leaf = self._parts.evaluator.leaf
+        if leaf is not None:
+            self._parts.evaluator.leaf = type(leaf)(metric, leaf.finder, leaf.output_structure)
+
+    def _begin(self, *, evaluating: bool = False) -> None:
+        if not self._announced:
+            details = {
+                "settings": self._settings.announcement(),
+                "seed": self._parts.randomness.run_seed,
+            }
+            self._parts.links.send_forward(Frame(FrameKind.RUN, details=details))
+            self._announced = True
+        if not evaluating:
+            self.close_evaluation()
+
+    def _require_root(self, what: str) -> InputSignature:
+        if self._signature is None:
+            raise TrainingError(
+                f"{what} was called on node {self._plan.node_id}, the {self._plan.role} of its "
+                "cluster; only the root feeds batches in",
+                hint="override Trainer.train(): its body runs on the root alone",
+            )
+        return self._signature
+
+    def _cast(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._cast(item) for item in value)
+        return self._cast_all(value) if isinstance(value, dict) else self._cast_one(value)
+
+    def _cast_all(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._cast(value) for name, value in values.items()}
+
+    def _cast_one(self, value: Any) -> Any:
+        if self.inputs_dtype is None or not isinstance(value, torch.Tensor):
+            return value
+        return value.to(self.inputs_dtype) if value.is_floating_point() else value
+
+
+def _positional(tensors: Any) -> tuple[Any, ...]:
+    if tensors is None:
+        return ()
+    return tuple(tensors) if isinstance(tensors, (list, tuple)) else (tensors,)
+
+
+def _leaves(args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
+    return flatten((args, dict(kwargs)))[0]

@@ -1,0 +1,80 @@
+"""When this node averages with the other clusters: counts steps and samples, keeps round ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ravnest.averaging.averager import Averager, RoundResult
+from ravnest.metrics.events import EventLog, EventName
+from ravnest.node.settings import RunSettings
+from ravnest.stage.engine import StageEngine
+
+
+class RoundKeeper:
+    """Starts averaging rounds at the same points of the run on every node.
+
+    Clusters may make different numbers of steps. A cluster that has none left keeps joining rounds,
+    with a weight of zero, until every cluster says that it has finished; so all make the same
+    number of rounds and end with the same bytes, without knowing each other's length.
+    """
+
+    def __init__(
+        self,
+        averager: Averager,
+        engine: StageEngine,
+        settings: RunSettings,
+        events: EventLog,
+    ) -> None:
+        self._averager = averager
+        self._engine = engine
+        self._settings = settings
+        self._events = events
+        self._num_rounds = 0
+        self._num_steps = 0
+        self._num_samples = 0
+
+    def count_samples(self, num_samples: int) -> None:
+        """Samples trained since the last round are this cluster's weight in the next."""
+        self._num_samples += num_samples
+
+    def after_step(self) -> None:
+        """Averages every `reduce_factor` optimizer steps."""
+        self._num_steps += 1
+        factor = self._settings.reduce_factor
+        if factor is not None and self._num_steps % factor == 0:
+            self._run(finished=False)
+
+    def after_epoch(self) -> None:
+        """Averages once per epoch when no `reduce_factor` is set."""
+        if self._settings.reduce_factor is None:
+            self._run(finished=False)
+
+    def finish(self) -> None:
+        """Joins rounds until every cluster has finished training."""
+        while not self._run(finished=True).all_finished:
+            pass
+
+    def _run(self, *, finished: bool) -> RoundResult:
+        companions: Mapping[str, Mapping[str, torch.Tensor]] = {}
+        if self._settings.average_optim:
+            companions = self._engine.optimizer_tensors()
+        result = self._averager.average(
+            self._engine.averaged_tensors(),
+            round_id=self._num_rounds,
+            num_samples=self._num_samples,
+            finished=finished,
+            companions=companions,
+        )
+        self._events.write(
+            EventName.AVERAGING_ROUND,
+            round=self._num_rounds,
+            num_samples=self._num_samples,
+            total_samples=result.num_samples,
+            applied=result.applied,
+            seconds=result.seconds,
+        )
+        self._num_rounds += 1
+        self._num_samples = 0
+        return result

@@ -1,0 +1,65 @@
+"""Settings of a run that all nodes of a cluster must share, and how they are compared."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ravnest.errors import ConfigError
+from ravnest.stage.schedule import Schedule
+from ravnest.wire.frame import Codec
+
+COMPRESSION_CODECS: dict[bool | str, Codec] = {
+    False: Codec.RAW,
+    True: Codec.FLOAT16,
+    "fp16": Codec.FLOAT16,
+    "bf16": Codec.BFLOAT16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What the root announces and every other node checks against its own script.
+
+    Attributes:
+        update_frequency: backward passes per optimizer step.
+        reduce_factor: optimizer steps between averagings, None for one averaging per epoch.
+        average_optim: whether optimizer state is averaged too.
+    """
+
+    schedule: Schedule
+    update_frequency: int
+    reduce_factor: int | None
+    average_optim: bool
+
+    def __post_init__(self) -> None:
+        _require_positive("update_frequency", self.update_frequency)
+        if self.reduce_factor is not None:
+            _require_positive("reduce_factor", self.reduce_factor)
+
+    def announcement(self) -> dict[str, Any]:
+        """As plain data, for the frame that starts a run."""
+        return asdict(self)
+
+    def check(self, announced: dict[str, Any], *, node_id: int, root: int) -> None:
+        """Raises ConfigError when the root's script has other settings than this node's."""
+        for name, own in self.announcement().items():
+            if announced.get(name) != own:
+                raise ConfigError(
+                    f"node {node_id} was started with {name}={own!r}, "
+                    f"the root, node {root}, with {name}={announced.get(name)!r}",
+                    hint="start the same script with the same settings on every node of a cluster",
+                )
+
+
+def parse_compression(compression: bool | str) -> Codec:
+    """The codec of activations and gradients that `Node(compression=...)` names."""
+    if isinstance(compression, (bool, str)) and compression in COMPRESSION_CODECS:
+        return COMPRESSION_CODECS[compression]
+    choices = ", ".join(repr(choice) for choice in COMPRESSION_CODECS)
+    raise ConfigError(f"compression={compression!r} is unknown; expected one of {choices}")
+
+
+def _require_positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r} is not possible; expected an integer of 1 or more")
