@@ -28,6 +28,11 @@ class RunJournal:
             losses_path.parent.mkdir(parents=True, exist_ok=True)
             losses_path.write_text("")
 
+    def expect(self, *, epochs: int, batches_per_epoch: int | None) -> None:
+        """How long training will take, as far as the trainer knows."""
+        if self._progress is not None:
+            self._progress.expect(epochs=epochs, batches_per_epoch=batches_per_epoch)
+
     def microbatch_trained(self, microbatch: MicrobatchId, loss: float, num_samples: int) -> None:
         """After the backward pass of a microbatch."""
         self.last_loss = loss

@@ -246,6 +246,23 @@ class Node:
         with self._guarded():
             return self._root.end_phase(training=training)
 
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """Names of the inputs that the captured model takes, in order; empty beyond the root."""
+        return self._root.argument_names
+
+    def per_cluster(self, path: Path) -> Path:
+        """`path` for cluster 0, else with `_cluster_<c>` before its suffix."""
+        return _per_cluster(path, self._plan.cluster_id)
+
+    def expect(self, *, epochs: int, batches_per_epoch: int | None) -> None:
+        """Tells the progress line how long training will take."""
+        self._parts.journal.expect(epochs=epochs, batches_per_epoch=batches_per_epoch)
+
+    def note_evaluation(self, results: Mapping[str, Any]) -> None:
+        """Records the results of a validation."""
+        self._events.write(EventName.EVALUATION, **results)
+
     def set_metric(self, metric: Metric) -> None:
         """Replaces accuracy; `metric(predictions, targets)` returns a mean over the batch's samples."""
         self._root.set_metric(metric)

@@ -58,6 +58,13 @@ class RootDriver:
         self.test_cursor: BatchCursor | None = None
         self.inputs_dtype: torch.dtype | None = None
 
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """Names of the model's inputs that the example call had, in order."""
+        if self._signature is None:
+            return ()
+        return tuple(a.name for a in self._signature.arguments if a.value is not None)
+
     def forward(self, tensors: Any, kwargs: Mapping[str, Any]) -> None:
         """Sends one training batch on its way, after what the schedule puts before it."""
         signature = self._require_root("forward_compute")

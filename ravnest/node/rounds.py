@@ -73,7 +73,8 @@ class RoundKeeper:
             num_samples=self._num_samples,
             total_samples=result.num_samples,
             applied=result.applied,
-            seconds=result.seconds,
+            duration_s=result.duration_s,
+            sent_bytes=result.sent_bytes,
         )
         self._num_rounds += 1
         self._num_samples = 0

@@ -1,0 +1,36 @@
+# Everything here works on a machine with only Python 3.11 and make.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint bench docs clean
+
+demo: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m examples.digits
+
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.pipeline
+
+docs: $(READY)
+	$(BIN)/python -m docs.check
+
+# A virtual environment of exact versions; made again when the pins or the build change.
+$(READY): constraints/development.txt pyproject.toml setup.py $(wildcard protos/ravnest/*/pb/*.proto)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints/development.txt setuptools wheel grpcio-tools
+	$(BIN)/python -m pip install --quiet --constraint constraints/development.txt \
+		--no-build-isolation --editable '.[development,examples]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
