@@ -27,7 +27,7 @@ docs: $(READY)
 # A virtual environment of exact versions; made again when the pins or the build change.
 $(READY): constraints/development.txt pyproject.toml setup.py $(wildcard protos/ravnest/*/pb/*.proto)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints/development.txt setuptools wheel grpcio-tools
+	$(BIN)/python -m pip install --quiet --constraint constraints/development.txt setuptools grpcio-tools
 	$(BIN)/python -m pip install --quiet --constraint constraints/development.txt \
 		--no-build-isolation --editable '.[development,examples]'
 	touch $(READY)

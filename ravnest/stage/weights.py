@@ -98,7 +98,9 @@ class WeightVersions:
         return self._current.tensors
 
     def _aliases(self) -> dict[str, torch.Tensor]:
+        # `.data`, not `.detach()`: an alias that shared the parameter's version counter would count
+        # the optimizer's writes into fresh storage as writes into the stashed weights.
         return {
-            name: parameter.detach().requires_grad_(parameter.requires_grad)
+            name: parameter.data.requires_grad_(parameter.requires_grad)
             for name, parameter in self._parameters.items()
         }

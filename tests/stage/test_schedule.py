@@ -1,0 +1,122 @@
+"""Schedules as data: orders, bounds, completeness, and no deadlock between stages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ravnest.errors import ConfigError
+from ravnest.stage.schedule import (
+    Action,
+    ActionKind,
+    Progress,
+    Schedule,
+    StagePosition,
+    list_actions,
+    next_action,
+)
+
+positions = st.tuples(st.sampled_from(Schedule), st.integers(1, 8), st.integers(1, 9))
+
+
+def listed(schedule: Schedule, stage: int, stages: int, frequency: int, count: int) -> str:
+    position = StagePosition(schedule, stage, stages, frequency)
+    return " ".join(map(str, list_actions(position, count)))
+
+
+def test_1f1b_of_three_stages_is_the_published_order() -> None:
+    orders = [listed(Schedule.ONE_F_ONE_B, stage, 3, 4, 4) for stage in range(3)]
+    assert orders == [
+        "F0 F1 F2 B0 F3 B1 B2 B3 S0",
+        "F0 F1 B0 F2 B1 F3 B2 B3 S0",
+        "F0 B0 F1 B1 F2 B2 F3 B3 S0",
+    ]
+
+
+def test_async_does_not_flush_between_steps() -> None:
+    assert listed(Schedule.ASYNC, 0, 2, 2, 5) == "F0 F1 B0 F2 B1 S0 F3 B2 F4 B3 S1 B4 S2"
+    assert listed(Schedule.ASYNC, 1, 2, 2, 5) == "F0 B0 F1 B1 S0 F2 B2 F3 B3 S1 F4 B4 S2"
+
+
+def test_1f1b_flushes_between_steps() -> None:
+    assert listed(Schedule.ONE_F_ONE_B, 0, 2, 1, 2) == "F0 B0 S0 F1 B1 S1"
+
+
+@given(positions, st.integers(0, 25), st.data())
+def test_every_microbatch_is_trained_once_and_applied(
+    shape: tuple[Schedule, int, int], count: int, data: st.DataObject
+) -> None:
+    schedule, stages, frequency = shape
+    stage = data.draw(st.integers(0, stages - 1))
+    position = StagePosition(schedule, stage, stages, frequency)
+    actions = list(list_actions(position, count))
+    for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+        assert [a.number for a in actions if a.kind is kind] == list(range(count))
+    assert sum(a.kind is ActionKind.STEP for a in actions) == -(-count // frequency)
+    in_flight = 0
+    for action in actions:
+        in_flight += {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1}.get(action.kind, 0)
+        assert 0 <= in_flight <= position.max_in_flight
+        if action.kind is ActionKind.STEP and schedule is Schedule.ONE_F_ONE_B:
+            assert in_flight == 0
+
+
+@given(positions, st.integers(0, 25))
+def test_stages_that_wait_for_each_other_never_lock_up(
+    shape: tuple[Schedule, int, int], count: int
+) -> None:
+    """Every stage runs its own order; a receive waits for the neighbour's send."""
+    schedule, stages, frequency = shape
+    orders = [
+        list(list_actions(StagePosition(schedule, stage, stages, frequency), count))
+        for stage in range(stages)
+    ]
+    done = [0] * stages
+    sent_forward, sent_backward = [count] + [0] * stages, [0] * stages + [count]
+    moved = True
+    while moved:
+        moved = False
+        for stage, order in enumerate(orders):
+            if done[stage] == len(order):
+                continue
+            action = order[done[stage]]
+            if action.kind is ActionKind.FORWARD and sent_forward[stage] <= action.number:
+                continue
+            leaf = stage == stages - 1
+            if action.kind is ActionKind.BACKWARD and not leaf:
+                if sent_backward[stage + 1] <= action.number:
+                    continue
+            if action.kind is ActionKind.FORWARD:
+                sent_forward[stage + 1] = action.number + 1
+            elif action.kind is ActionKind.BACKWARD:
+                sent_backward[stage] = action.number + 1
+            done[stage] += 1
+            moved = True
+    assert done == [len(order) for order in orders]
+
+
+@given(positions, st.integers(0, 25), st.data())
+def test_an_end_that_is_learnt_late_changes_nothing(
+    shape: tuple[Schedule, int, int], count: int, data: st.DataObject
+) -> None:
+    """The executor learns the number of microbatches only when no further one comes."""
+    schedule, stages, frequency = shape
+    stage = data.draw(st.integers(0, stages - 1))
+    position = StagePosition(schedule, stage, stages, frequency)
+    actions: list[Action] = []
+    progress = Progress()
+    while (action := next_action(position, progress)) is not None:
+        if action.kind is ActionKind.FORWARD and action.number == count:
+            progress = Progress(
+                progress.forwards, progress.backwards, progress.steps, total=count
+            )
+            continue
+        actions.append(action)
+        progress = progress.after(action)
+    assert actions == list(list_actions(position, count))
+
+
+def test_an_unknown_schedule_is_named_with_the_choices() -> None:
+    with pytest.raises(ConfigError, match="schedule='gpipe' is unknown; expected one of '1f1b'"):
+        Schedule.parse("gpipe")
