@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ravnest.errors import ProtocolError, TransportError
+from ravnest.errors import TransportError
 from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message, Transport, TransportSettings
 from ravnest.transport.payload import joined
@@ -124,7 +124,7 @@ class MemoryTransport(Transport):
         if (size := item.message.num_bytes) > self._settings.max_payload_bytes:
             limit = self._settings.max_payload_bytes
             cause = f"it sent {size} bytes, at most {limit} are allowed"
-            self.peers.lost(item.sender, cause, ProtocolError)
+            self.peers.broke_protocol(item.sender, cause)
             return
         if (item.sender, item.lane) not in self._lanes_in:
             self._lanes_in.add((item.sender, item.lane))

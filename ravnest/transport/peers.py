@@ -17,6 +17,7 @@ from ravnest.errors import (
     PeerFailedError,
     PeerLostError,
     PeerUnreachableError,
+    ProtocolError,
     TransportError,
 )
 from ravnest.transport.interface import TransportSettings
@@ -34,6 +35,11 @@ class PeerState(StrEnum):
     LEFT = "left"
     FAILED = "failed"
     LOST = "lost"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing will come from that peer, nor reach it, any more."""
+        return not _NEXT[self]
 
 
 _NEXT: dict[PeerState, frozenset[PeerState]] = {
@@ -151,10 +157,15 @@ class PeerTable:
         text = f"node {peer} failed: {cause}"
         self._move(peer, PeerState.FAILED, _Ending(peer, PeerFailedError, text))
 
-    def lost(self, peer: int, cause: str, error: type[TransportError] = PeerLostError) -> None:
-        """The peer is gone without a word, or (`error`) it broke or refused the protocol."""
+    def lost(self, peer: int, cause: str) -> None:
+        """The peer is gone without a word."""
         text = f"node {peer} at {self._locate(peer)} is lost: {cause}"
-        self._move(peer, PeerState.LOST, _Ending(peer, error, text))
+        self._move(peer, PeerState.LOST, _Ending(peer, PeerLostError, text))
+
+    def broke_protocol(self, peer: int, cause: str) -> None:
+        """The peer and this node do not understand each other; nothing goes between them."""
+        text = f"node {peer} at {self._locate(peer)} cannot be talked to: {cause}"
+        self._move(peer, PeerState.LOST, _Ending(peer, ProtocolError, text))
 
     def _move(self, peer: int, state: PeerState, ending: _Ending | None) -> None:
         with self.condition:
