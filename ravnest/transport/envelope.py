@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from google.protobuf.message import DecodeError
 
@@ -72,18 +72,25 @@ def requests_of(message: Message) -> Iterator[bytes]:
         yield link_pb2.ToReceiver(announcement=body).SerializeToString()
         return
     yield link_pb2.ToReceiver(announcement=body).SerializeToString()
-    for buffer in message.payload:
-        yield from _chunks(buffer)
+    yield from _chunks(message.payload)
 
 
-def _chunks(buffer: Buffer) -> Iterator[bytes]:
-    # gRPC takes nothing but bytes; those of the right size go to it as they are.
-    if isinstance(buffer, bytes) and 0 < len(buffer) <= MAX_CHUNK_BYTES:
-        yield buffer
-        return
-    for view in flat_views((buffer,)):
-        for start in range(0, view.nbytes, MAX_CHUNK_BYTES):
-            yield bytes(view[start : start + MAX_CHUNK_BYTES])
+def _chunks(payload: Sequence[Buffer]) -> Iterator[bytes]:
+    """The payload in chunks of equal size, whatever the sizes of its buffers."""
+    pieces: list[memoryview] = []
+    room = MAX_CHUNK_BYTES
+    for view in flat_views(payload):
+        start = 0
+        while start < view.nbytes:
+            piece = view[start : start + room]
+            pieces.append(piece)
+            start += piece.nbytes
+            room -= piece.nbytes
+            if room == 0:
+                yield b"".join(pieces)
+                pieces, room = [], MAX_CHUNK_BYTES
+    if pieces:
+        yield b"".join(pieces)
 
 
 def parse_request(raw: bytes) -> link_pb2.ToReceiver:

@@ -110,13 +110,12 @@ class GrpcTransport(Transport):
             raise
         for peer, address in self._addresses.items():
             self._channels[peer] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-            self._lane(peer, CONTROL_LANE)
+            self._lane(peer, CONTROL_LANE, "the control stream")
 
     def send(self, peer: int, lane: str, message: Message, *, purpose: str) -> None:
         self._check_peer(peer, lane)
         check_sendable(message)
-        self._peers.check(peer, purpose)
-        self._lane(peer, lane).send(message, purpose)
+        self._lane(peer, lane, purpose).send(message, purpose)
 
     def receive(self, peer: int, lane: str, *, purpose: str) -> Message:
         self._check_peer(peer, lane)
@@ -142,8 +141,10 @@ class GrpcTransport(Transport):
             finally:
                 self._release()
 
-    def _lane(self, peer: int, lane: str) -> OutgoingLane:
+    def _lane(self, peer: int, lane: str, purpose: str) -> OutgoingLane:
         with self._lanes_lock:
+            # Under the lock: no lane is opened once closing has begun.
+            self._peers.check(peer, purpose)
             if (peer, lane) not in self._lanes:
                 method = self._channels[peer].stream_stream(f"/{SERVICE}/{METHOD}", None, None)
                 outgoing = OutgoingLane(
@@ -158,8 +159,12 @@ class GrpcTransport(Transport):
                 self._lanes[peer, lane] = outgoing
             return self._lanes[peer, lane]
 
+    def _open_lanes(self) -> list[OutgoingLane]:
+        with self._lanes_lock:
+            return list(self._lanes.values())
+
     def _deliver_rest(self) -> None:
-        lanes = [lane for (_, name), lane in self._lanes.items() if name != CONTROL_LANE]
+        lanes = [lane for lane in self._open_lanes() if lane.lane != CONTROL_LANE]
         for lane in lanes:
             lane.finish()
         deadline = time.monotonic() + self._settings.timeout_s
@@ -185,7 +190,7 @@ class GrpcTransport(Transport):
                 return
 
     def _say_farewell(self, failure: str | None) -> None:
-        controls = [lane for (_, name), lane in self._lanes.items() if name == CONTROL_LANE]
+        controls = [lane for lane in self._open_lanes() if lane.lane == CONTROL_LANE]
         for lane in controls:
             lane.finish(failure)
         started = time.monotonic()
@@ -198,7 +203,7 @@ class GrpcTransport(Transport):
 
     def _release(self) -> None:
         """Cuts every stream, closes every channel, frees the port and joins all threads."""
-        for lane in self._lanes.values():
+        for lane in self._open_lanes():
             lane.cut()
         for channel in self._channels.values():
             channel.close()
