@@ -97,16 +97,20 @@ def run_providers(title: str, work: Path, *, num_nodes: int, num_clusters: int) 
 
 def write_node_configs(path: Path, num_nodes: int) -> None:
     """Describes `num_nodes` providers of this machine, on ports that are free now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(num_nodes)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        ports = [each.getsockname()[1] for each in sockets]
     nodes = {
         str(node_id): {"IP": f"127.0.0.1:{port}", "benchmarks": {"ram": 2, "bandwidth": 1000}}
-        for node_id, port in enumerate(ports)
+        for node_id, port in enumerate(free_ports(num_nodes))
     }
     path.write_text(json.dumps(nodes, indent=2))
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that are free now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 def run_all(modules: Sequence[Sequence[str]], work: Path) -> list[int]:

@@ -1,0 +1,137 @@
+"""The models that benchmarks train, as sequences of blocks, with their data and cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from examples.digits.model import BATCH_SIZE, DigitsCNN
+
+SEED = 0
+VOCABULARY = 8192
+WIDTH = 384
+NUM_BLOCKS = 9
+NUM_HEADS = 6
+CONTEXT = 128
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One model to train.
+
+    Attributes:
+        build: the model, seeded, as a sequence that can be sliced.
+        stage_ends: where the peer's stages end in that sequence, for three stages.
+        num_microbatches: per optimizer step.
+        inputs, targets: one step's data, (samples, ...).
+        loss: of one microbatch, to be divided by `num_microbatches`.
+    """
+
+    name: str
+    build: Callable[[], torch.nn.Sequential]
+    stage_ends: tuple[int, int, int]
+    num_microbatches: int
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+    def loader(self, num_steps: int) -> DataLoader:
+        """`num_steps` times the same step, a batch per microbatch."""
+        dataset = TensorDataset(
+            self.inputs.repeat(num_steps, *[1] * (self.inputs.dim() - 1)),
+            self.targets.repeat(num_steps, *[1] * (self.targets.dim() - 1)),
+        )
+        return DataLoader(dataset, batch_size=len(self.inputs) // self.num_microbatches)
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        """AdamW over the model's parameters."""
+        return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+class Embedding(torch.nn.Module):
+    """Token and position embeddings: (N, T) integers to (N, T, WIDTH)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = torch.nn.Embedding(VOCABULARY, WIDTH)
+        self.position = torch.nn.Embedding(CONTEXT, WIDTH)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
+
+
+class Block(torch.nn.Module):
+    """A transformer block with causal attention, (N, T, WIDTH) to the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_1 = torch.nn.LayerNorm(WIDTH)
+        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = torch.nn.Linear(WIDTH, WIDTH)
+        self.norm_2 = torch.nn.LayerNorm(WIDTH)
+        self.up = torch.nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = torch.nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, t, width = x.shape
+        heads = self.qkv(self.norm_1(x)).view(n, t, 3, NUM_HEADS, width // NUM_HEADS)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(n, t, width))
+        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
+
+
+def gpt() -> Workload:
+    """22.3 million parameters, a step of 16 x 128 tokens in 8 microbatches."""
+
+    def build() -> torch.nn.Sequential:
+        torch.manual_seed(SEED)
+        blocks = [Block() for _ in range(NUM_BLOCKS)]
+        head = torch.nn.Linear(WIDTH, VOCABULARY, bias=False)
+        return torch.nn.Sequential(Embedding(), *blocks, torch.nn.LayerNorm(WIDTH), head)
+
+    generator = torch.Generator().manual_seed(SEED + 1)
+    tokens = torch.randint(0, VOCABULARY, (16, CONTEXT), generator=generator)
+    return Workload(
+        name="gpt",
+        build=build,
+        stage_ends=(5, 8, NUM_BLOCKS + 3),
+        num_microbatches=8,
+        inputs=tokens,
+        targets=torch.roll(tokens, -1, 1),
+        loss=lambda logits, y: functional.cross_entropy(
+            logits.reshape(-1, VOCABULARY), y.reshape(-1)
+        ),
+    )
+
+
+def digits() -> Workload:
+    """The demo's network, a step of one batch in 4 microbatches."""
+
+    def build() -> torch.nn.Sequential:
+        torch.manual_seed(SEED)
+        model = DigitsCNN()
+        relu, pool = torch.nn.ReLU, torch.nn.MaxPool2d
+        return torch.nn.Sequential(
+            *(model.conv2d_1, model.bn_1, relu(), model.conv2d_2, model.bn_2, relu(), pool(2)),
+            *(model.conv2d_3, model.bn_3, relu(), model.dropout, torch.nn.Flatten()),
+            *(model.dense_1, relu(), model.dense_2),
+        )
+
+    generator = torch.Generator().manual_seed(SEED + 1)
+    return Workload(
+        name="digits",
+        build=build,
+        stage_ends=(6, 10, 15),
+        num_microbatches=4,
+        inputs=torch.rand((BATCH_SIZE, 1, 8, 8), generator=generator),
+        targets=torch.randint(0, 10, (BATCH_SIZE,), generator=generator),
+        loss=functional.cross_entropy,
+    )
+
+
+WORKLOADS = {"gpt": gpt, "digits": digits}
