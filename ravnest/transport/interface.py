@@ -65,8 +65,9 @@ class Transport(abc.ABC):
     """Ordered, reliable messages between the nodes of one plan.
 
     A lane is a name for one stream in one direction between two nodes ("forward", "backward",
-    "ring-0"); messages on a lane arrive in the order they were sent. All methods may be called from any
-    thread. After `close` or `abort` every other call raises TransportError.
+    "ring-0"), of 1 to 128 characters; messages on a lane arrive in the order they were sent. All
+    methods may be called from any thread. After `close` or `abort` every other call raises
+    TransportError. A failed or lost peer ends the waits for every other peer too.
     """
 
     @abc.abstractmethod

@@ -1,0 +1,118 @@
+"""The listening half of the gRPC transport: one port, one thread per stream, counted refusals."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any, cast
+
+from ravnest.errors import AddressInUseError
+from ravnest.transport.address import check_bindable
+from ravnest.transport.grpc_incoming import IncomingLane, Reception
+from ravnest.transport.grpc_options import METHOD, SERVER_OPTIONS, SERVICE, grpc
+
+_log = logging.getLogger(__name__)
+
+# Streams of strangers are cut after a while; until then they take up room.
+STREAMS_FOR_STRANGERS = 64
+STREAMS_PER_PEER = 64
+
+
+class _ThreadPerStream(futures.Executor):
+    """Gives each stream its own thread, which no crash of the program has to wait for.
+
+    A ThreadPoolExecutor would keep a process alive at exit that forgot to close its transport.
+    """
+
+    def __init__(self) -> None:
+        self._threads: set[threading.Thread] = set()
+        self._lock = threading.Lock()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
+        future: futures.Future[Any] = futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # the future carries it to gRPC, which logs it
+                future.set_exception(error)
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+        thread = threading.Thread(target=run, name="ravnest-stream", daemon=True)
+        with self._lock:
+            self._threads.add(thread)
+        thread.start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads if wait else ():
+            thread.join()
+
+
+class RefusalLog:
+    """Counts refused streams and logs the first ones and then fewer and fewer."""
+
+    def __init__(self, node_id: int) -> None:
+        self.count = 0
+        self._node_id = node_id
+        self._lock = threading.Lock()
+
+    def add(self, source: str, reason: str) -> None:
+        """One more refused stream."""
+        with self._lock:
+            self.count += 1
+            count = self.count
+        if count <= 8 or count & (count - 1) == 0:
+            _log.warning(
+                "node %d refused a stream from %s and goes on: %s (refused so far: %d)",
+                self._node_id,
+                source,
+                reason,
+                count,
+            )
+
+
+class LinkServer:
+    """Listens from construction to `stop`."""
+
+    def __init__(self, bind: str, reception: Reception) -> None:
+        self._reception = reception
+        self._threads = _ThreadPerStream()
+        self._lanes: set[IncomingLane] = set()
+        self._lock = threading.Lock()
+        check_bindable(bind)
+        self._server = grpc.server(
+            cast(futures.ThreadPoolExecutor, self._threads),  # any executor serves
+            options=SERVER_OPTIONS,
+            maximum_concurrent_rpcs=STREAMS_FOR_STRANGERS
+            + STREAMS_PER_PEER * len(reception.expected),
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._serve, None, None)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+        )
+        try:
+            self.port = self._server.add_insecure_port(bind)
+        except RuntimeError as error:
+            raise AddressInUseError(f"cannot listen on {bind}: {error}") from error
+        self._server.start()
+
+    def stop(self) -> None:
+        """Frees the port, cuts what is still open and joins all threads."""
+        self._server.stop(None).wait()
+        self._threads.shutdown()
+        with self._lock:
+            lanes = list(self._lanes)
+        for lane in lanes:
+            lane.reader.join()
+
+    def _serve(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        lane = IncomingLane(self._reception, requests, context.peer())
+        with self._lock:
+            self._lanes = {lane for lane in self._lanes if lane.reader.is_alive()} | {lane}
+        yield from lane.responses()

@@ -1,0 +1,234 @@
+"""The transport between processes: one gRPC server, one channel per peer, one stream per lane."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from ravnest.errors import ConfigError, TransportError
+from ravnest.transport.address import is_loopback, split_address, why_unreachable
+from ravnest.transport.envelope import (
+    CONTROL_LANE,
+    MAX_LANE_CHARS,
+    check_sendable,
+    hello,
+)
+from ravnest.transport.grpc_incoming import Reception
+from ravnest.transport.grpc_options import CHANNEL_OPTIONS, METHOD, SERVICE, grpc
+from ravnest.transport.grpc_outgoing import OutgoingLane
+from ravnest.transport.grpc_server import LinkServer, RefusalLog
+from ravnest.transport.inbox import Inbox
+from ravnest.transport.interface import Message, PeerAddress, Transport, TransportSettings
+from ravnest.transport.peers import Lifecycle, PeerState, PeerTable
+
+_log = logging.getLogger(__name__)
+
+# How long a farewell may take to a peer that is there, and to one that never was.
+FAREWELL_S = 3.0
+FAREWELL_TO_ABSENT_S = 0.5
+
+
+class GrpcTransport(Transport):
+    """Connects one node to its peers over gRPC.
+
+    To every peer goes one control stream, from the start on, by which the peer sees that this
+    node lives, leaves or has failed; each lane is a stream of its own, opened by its first send.
+
+    Args:
+        node_id: this node.
+        bind: `host:port` to listen on; port 0 takes any free one (see `port`).
+        peers: every node messages are exchanged with, and its address.
+        plan_sha256: hash of the plan; peers of another plan are refused.
+        settings: deadlines, window and limits.
+        insecure: allow addresses that are not loopback, although nothing is encrypted and
+            anybody who reaches the port may pose as a peer.
+
+    Raises:
+        ConfigError: an address is malformed, or not loopback without `insecure`.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        bind: str,
+        peers: Sequence[PeerAddress],
+        plan_sha256: str,
+        settings: TransportSettings | None = None,
+        *,
+        insecure: bool = False,
+    ) -> None:
+        self.node_id = node_id
+        self._bind = bind
+        self._addresses = {peer.node_id: peer.address for peer in peers if peer.node_id != node_id}
+        self._check_addresses(insecure)
+        self._plan_sha256 = plan_sha256
+        self._settings = settings or TransportSettings()
+        self._peers = PeerTable(
+            node_id,
+            self._settings,
+            locate=lambda peer: self._addresses.get(peer, "an unknown address"),
+            probe=lambda peer: why_unreachable(self._addresses[peer]),
+        )
+        self._inbox = Inbox(self._peers)
+        self._refusals = RefusalLog(node_id)
+        self._server: LinkServer | None = None
+        self._channels: dict[int, grpc.Channel] = {}
+        self._lanes: dict[tuple[int, str], OutgoingLane] = {}
+        self._lanes_lock = threading.Lock()
+        self._closing_lock = threading.Lock()
+
+    @property
+    def port(self) -> int:
+        """The port listened on; TransportError before `start`."""
+        if self._server is None:
+            raise TransportError(f"the transport of node {self.node_id} does not listen yet")
+        return self._server.port
+
+    @property
+    def num_refused(self) -> int:
+        """Streams refused so far: strangers, other plans, broken protocol."""
+        return self._refusals.count
+
+    def start(self) -> None:
+        self._peers.open()
+        reception = Reception(
+            node_id=self.node_id,
+            plan_sha256=self._plan_sha256,
+            expected=frozenset(self._addresses),
+            settings=self._settings,
+            peers=self._peers,
+            inbox=self._inbox,
+            refused=self._refusals.add,
+        )
+        try:
+            self._server = LinkServer(self._bind, reception)
+        except BaseException:
+            self._peers.close()
+            raise
+        for peer, address in self._addresses.items():
+            self._channels[peer] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._lane(peer, CONTROL_LANE, "the control stream")
+
+    def send(self, peer: int, lane: str, message: Message, *, purpose: str) -> None:
+        self._check_peer(peer, lane)
+        check_sendable(message)
+        self._lane(peer, lane, purpose).send(message, purpose)
+
+    def receive(self, peer: int, lane: str, *, purpose: str) -> Message:
+        self._check_peer(peer, lane)
+        return self._inbox.receive(peer, lane, purpose)
+
+    def abort(self, reason: str) -> None:
+        with self._closing_lock:
+            if self._peers.close() is not Lifecycle.OPEN:
+                return
+            try:
+                self._say_farewell(reason)
+                self._release()
+            except Exception:  # the process is failing already; its own cause must come through
+                _log.exception("node %d could not end its transport in order", self.node_id)
+
+    def close(self) -> None:
+        with self._closing_lock:
+            if self._peers.close() is not Lifecycle.OPEN:
+                return
+            try:
+                self._deliver_rest()
+                self._say_farewell(None)
+            finally:
+                self._release()
+
+    def _lane(self, peer: int, lane: str, purpose: str) -> OutgoingLane:
+        with self._lanes_lock:
+            # Under the lock: no lane is opened once closing has begun.
+            self._peers.check(peer, purpose)
+            if (peer, lane) not in self._lanes:
+                method = self._channels[peer].stream_stream(f"/{SERVICE}/{METHOD}", None, None)
+                outgoing = OutgoingLane(
+                    self._peers,
+                    self._settings,
+                    peer,
+                    lane,
+                    hello=hello(self._plan_sha256, self.node_id, peer, lane),
+                    open_stream=partial(method, wait_for_ready=True),
+                )
+                outgoing.open()
+                self._lanes[peer, lane] = outgoing
+            return self._lanes[peer, lane]
+
+    def _open_lanes(self) -> list[OutgoingLane]:
+        with self._lanes_lock:
+            return list(self._lanes.values())
+
+    def _deliver_rest(self) -> None:
+        lanes = [lane for lane in self._open_lanes() if lane.lane != CONTROL_LANE]
+        for lane in lanes:
+            lane.finish()
+        deadline = time.monotonic() + self._settings.timeout_s
+        for lane in lanes:
+            self._await_delivery(lane, deadline)
+
+    def _await_delivery(self, lane: OutgoingLane, deadline: float) -> None:
+        while not self._peers.state(lane.peer).is_final:
+            left_s = deadline - time.monotonic()
+            if lane.done.wait(max(0.0, min(left_s, self._settings.report_every_s))):
+                return
+            num_left = lane.num_undelivered()
+            words = "gives up" if left_s <= 0 else "waits to close"
+            _log.warning(
+                "node %d %s: node %d has yet to get the last %d messages of lane %r",
+                self.node_id,
+                words,
+                lane.peer,
+                num_left,
+                lane.lane,
+            )
+            if left_s <= 0:
+                return
+
+    def _say_farewell(self, failure: str | None) -> None:
+        controls = [lane for lane in self._open_lanes() if lane.lane == CONTROL_LANE]
+        for lane in controls:
+            lane.finish(failure)
+        started = time.monotonic()
+        for lane in controls:
+            state = self._peers.state(lane.peer)
+            if state.is_final:
+                continue
+            limit_s = FAREWELL_TO_ABSENT_S if state is PeerState.ABSENT else FAREWELL_S
+            lane.done.wait(max(0.0, started + limit_s - time.monotonic()))
+
+    def _release(self) -> None:
+        """Cuts every stream, closes every channel, frees the port and joins all threads."""
+        for lane in self._open_lanes():
+            lane.cut()
+        for channel in self._channels.values():
+            channel.close()
+        if self._server is not None:
+            self._server.stop()
+
+    def _check_addresses(self, insecure: bool) -> None:
+        addresses: Iterable[str] = (self._bind, *self._addresses.values())
+        for address in addresses:
+            split_address(address)
+        exposed = [address for address in addresses if not is_loopback(address)]
+        if exposed and not insecure:
+            raise ConfigError(
+                f"node {self.node_id} would use {', '.join(exposed)}, which is not loopback, "
+                f"and this transport neither encrypts nor authenticates",
+                hint="pass insecure=True if everybody who reaches these addresses is trusted",
+            )
+
+    def _check_peer(self, peer: int, lane: str) -> None:
+        if peer not in self._addresses:
+            raise TransportError(
+                f"node {peer} is no peer of node {self.node_id}; "
+                f"its peers are {sorted(self._addresses)}"
+            )
+        if not 0 < len(lane) <= MAX_LANE_CHARS:
+            raise TransportError(
+                f"lane {lane!r} has {len(lane)} characters, expected 1 to {MAX_LANE_CHARS}"
+            )

@@ -1,0 +1,90 @@
+"""The receiving half of every transport: one bounded queue per peer and lane.
+
+Knows order, windows and credits; knows nothing of how bytes travel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ravnest.errors import ProtocolError
+from ravnest.transport.interface import Message
+from ravnest.transport.peers import PeerTable, Waiting
+
+MAX_LANES = 256
+
+
+@dataclass(slots=True)
+class _Lane:
+    give_credit: Callable[[], None]
+    window: int
+    is_open: bool = True
+    messages: deque[Message] = field(default_factory=deque)
+
+
+class Inbox:
+    """Messages that have arrived and are not consumed yet, by peer and lane.
+
+    Queues stay after their stream has ended, so that what was delivered can still be taken.
+    """
+
+    def __init__(self, peers: PeerTable) -> None:
+        self._peers = peers
+        self._lanes: dict[tuple[int, str], _Lane] = {}
+
+    def open_lane(self, peer: int, lane: str, give_credit: Callable[[], None], window: int) -> None:
+        """Announces a stream of a peer.
+
+        Args:
+            window: messages of the lane that may be here unconsumed.
+            give_credit: called once per consumed message, from the consuming thread, not under
+                a lock.
+
+        Raises:
+            ProtocolError: the peer has that lane open or had it before, or has too many.
+        """
+        with self._peers.condition:
+            if (peer, lane) in self._lanes:
+                taken = "open" if self._lanes[peer, lane].is_open else "over"
+                raise ProtocolError(
+                    f"node {peer} opens lane {lane!r} again; it is {taken}, expected one stream"
+                )
+            if sum(owner == peer for owner, _ in self._lanes) >= MAX_LANES:
+                raise ProtocolError(f"node {peer} opens more lanes than the {MAX_LANES} allowed")
+            self._lanes[peer, lane] = _Lane(give_credit, window)
+
+    def close_lane(self, peer: int, lane: str) -> None:
+        """The stream has ended; what it delivered stays."""
+        with self._peers.condition:
+            self._lanes[peer, lane].is_open = False
+
+    def deliver(self, peer: int, lane: str, message: Message) -> None:
+        """Queues a message that arrived on an open lane.
+
+        Raises:
+            ProtocolError: the sender has no credit left.
+        """
+        with self._peers.condition:
+            queue = self._lanes[peer, lane]
+            if len(queue.messages) >= queue.window:
+                raise ProtocolError(
+                    f"node {peer} sent more than the {queue.window} messages "
+                    f"that lane {lane!r} allows unconsumed"
+                )
+            queue.messages.append(message)
+            self._peers.condition.notify_all()
+
+    def receive(self, peer: int, lane: str, purpose: str) -> Message:
+        """Takes the next message of a lane and credits its sender; see `Transport.receive`."""
+
+        def take() -> tuple[Message, Callable[[], None]] | None:
+            queue = self._lanes.get((peer, lane))
+            if queue is None or not queue.messages:
+                return None
+            return queue.messages.popleft(), queue.give_credit
+
+        message, give_credit = self._peers.wait(Waiting(peer, "send", lane, purpose), take)
+        give_credit()
+        return message
