@@ -26,7 +26,6 @@ from ravnest.transport.interface import Message, Transport
 from ravnest.wire.encoding import decode
 from ravnest.wire.frame import Frame, FrameKind
 
-
 MALLOC_NOISE_BYTES = 32 << 20
 """How far the resident size wanders by itself; measured to be below half of it."""
 
