@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
 from ravnest.averaging.averager import Averager
 from ravnest.capture.stage_file import LoadedStage
 from ravnest.metrics.events import EventLog
-from ravnest.metrics.progress import ProgressLine
 from ravnest.node.evaluating import LeafEvaluation, StageEvaluator
 from ravnest.node.journal import RunJournal
 from ravnest.node.labels import label_source
 from ravnest.node.links import ClusterLinks
-from ravnest.node.pipeline import StageParts, StagePipeline
+from ravnest.node.pipeline import LossOfMicrobatch, StageParts, StagePipeline
 from ravnest.node.rounds import RoundKeeper
 from ravnest.node.saving import SubmodelSaver
 from ravnest.node.service import StageService
@@ -30,8 +28,7 @@ from ravnest.node.targets import (
     predictions_of,
 )
 from ravnest.plan.model import NodePlan
-from ravnest.stage.engine import StageEngine, StageState
-from ravnest.stage.program import Value
+from ravnest.stage.engine import LossFunction, StageEngine, StageState
 from ravnest.stage.randomness import KeyedRandomness
 from ravnest.stage.schedule import StagePosition
 from ravnest.stage.updating import UpdateSettings
@@ -46,7 +43,7 @@ class NodeInputs:
     Attributes:
         state: initial tensors of the stage.
         losses_path: where the leaf writes losses.
-        progress: the root's progress line.
+        progress: where the root shows its progress.
     """
 
     plan: NodePlan
@@ -62,7 +59,7 @@ class NodeInputs:
     test_labels: Any
     losses_path: Path
     trained: Path
-    progress: ProgressLine | None
+    progress: TextIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +123,13 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
     )
 
 
-def _loss_of(
-    inputs: NodeInputs, links: ClusterLinks
-) -> Callable[[Frame, Any], Callable[[dict[str, Value]], torch.Tensor]] | None:
+def _loss_of(inputs: NodeInputs, links: ClusterLinks) -> LossOfMicrobatch | None:
     if not inputs.plan.is_leaf:
         return None
     finder = TargetFinder(label_source(inputs.labels, "labels"), links, inputs.device)
     structure = inputs.stage.train.output_structure
 
-    def loss_of(frame: Frame, local: Any) -> Callable[[dict[str, Value]], torch.Tensor]:
+    def loss_of(frame: Frame, local: Any) -> LossFunction:
         targets = finder.find(frame, local)
         return lambda outputs: compute_loss(
             inputs.criterion, predictions_of(outputs, structure), targets

@@ -15,7 +15,6 @@ import torch
 
 from ravnest.errors import ConfigError, RavnestError, TrainingError
 from ravnest.metrics.events import EventLog, EventName
-from ravnest.metrics.progress import ProgressLine
 from ravnest.node.assembly import NodeInputs, NodeParts, assemble
 from ravnest.node.loading import initial_state, load_node, parse_node_name
 from ravnest.node.logs import show_logs
@@ -106,7 +105,7 @@ class Node:
         self._transport = chosen.transport or _grpc_transport(self._plan, chosen)
         self._transport.start()
         self._events = EventLog(
-            chosen.events / f"{name}.jsonl",
+            chosen.events,
             node=node_id,
             cluster=self._plan.cluster_id,
             stage=self._plan.stage,
@@ -127,7 +126,7 @@ class Node:
                 test_labels=test_labels,
                 losses_path=_per_cluster(Path(loss_filename), self._plan.cluster_id),
                 trained=chosen.trained,
-                progress=ProgressLine(sys.stderr),
+                progress=sys.stderr,
             )
             self._parts: NodeParts = assemble(inputs, self._transport, self._events)
             self._root = RootDriver(
@@ -138,7 +137,7 @@ class Node:
                 ships_train=labels is None,
                 ships_test=test_labels is None,
             )
-        self._events.write(EventName.RUN_STARTED, plan=self._plan.plan_sha256)
+        self._events.emit(EventName.RUN_STARTED, plan=self._plan.plan_sha256)
 
     # What the node is
 
@@ -261,7 +260,7 @@ class Node:
 
     def note_evaluation(self, results: Mapping[str, Any]) -> None:
         """Records the results of a validation."""
-        self._events.write(EventName.EVALUATION, **results)
+        self._events.emit(EventName.EVALUATION, **results)
 
     def set_metric(self, metric: Metric) -> None:
         """Replaces accuracy; `metric(predictions, targets)` returns a mean over the batch's samples."""
@@ -282,7 +281,7 @@ class Node:
         """Tells the other nodes that this one failed, and why. Idempotent."""
         if self._finalizer.detach() is not None:
             reason = _reason(self._plan, error)
-            self._events.write(EventName.FAILED, reason=reason)
+            self._events.emit(EventName.FAILED, reason=reason)
             self._transport.abort(reason)
             self._events.close()
 
@@ -337,7 +336,7 @@ def _reason(plan: NodePlan, error: BaseException) -> str:
 
 def _close(transport: Transport, events: EventLog) -> None:
     transport.close()
-    events.write(EventName.RUN_ENDED)
+    events.emit(EventName.RUN_ENDED)
     events.close()
 
 
@@ -347,7 +346,7 @@ def _end(transport: Transport, events: EventLog) -> None:
     if isinstance(error, BaseException) and not hasattr(sys, "ps1"):
         # The script died outside of our calls: the other nodes are told why.
         reason = f"{type(error).__name__}: {error}"
-        events.write(EventName.FAILED, reason=reason)
+        events.emit(EventName.FAILED, reason=reason)
         transport.abort(reason)
         events.close()
     else:

@@ -17,12 +17,12 @@ from ravnest.node.journal import RunJournal
 from ravnest.node.links import ClusterLinks
 from ravnest.node.rounds import RoundKeeper
 from ravnest.plan.identity import MicrobatchId
-from ravnest.stage.engine import StageEngine
+from ravnest.stage.engine import LossFunction, StageEngine
 from ravnest.stage.program import Value
 from ravnest.stage.schedule import ActionKind, Progress, StagePosition, next_action
 from ravnest.wire.frame import Frame, FrameKind
 
-LossOfMicrobatch = Callable[[Frame, Any], Callable[[dict[str, Value]], torch.Tensor]]
+LossOfMicrobatch = Callable[[Frame, Any], LossFunction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,8 @@ class StagePipeline:
         """
         microbatch = frame.microbatch
         assert microbatch == self.next_microbatch
+        if self.is_idle:
+            self._journal.epoch_began(self.epoch)
         inputs = {**frame.scalars, **frame.tensors}
         loss_function = self._loss_of(frame, targets) if self._loss_of is not None else None
         results = self._engine.forward(microbatch, inputs, loss_function)
@@ -135,7 +137,7 @@ class StagePipeline:
         self._rounds.count_samples(num_samples)
         self._step_loss = loss if self._step_loss is None else self._step_loss + loss
         self.num_backwards += 1
-        self._journal.microbatch_trained(microbatch, loss, num_samples)
+        self._journal.microbatch_trained(loss, num_samples)
 
     def _step(self) -> None:
         self._engine.step()

@@ -67,7 +67,7 @@ class RoundKeeper:
             finished=finished,
             companions=companions,
         )
-        self._events.write(
+        self._events.emit(
             EventName.AVERAGING_ROUND,
             round=self._num_rounds,
             num_samples=self._num_samples,

@@ -27,6 +27,6 @@ class SubmodelSaver:
     def save(self) -> Path:
         """Saves the sub-model and returns the file."""
         save_submodel(self._path, self._engine.saved_state(), self._plan.plan_sha256)
-        self._events.write(EventName.SAVED, path=self._path.as_posix())
+        self._events.emit(EventName.SAVED, path=self._path.as_posix())
         logger.info("saved the trained sub-model to %s", self._path)
         return self._path
