@@ -30,7 +30,9 @@ _BOTH: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.max_frame_size", (1 << 24) - 1),
-    ("grpc.http2.lookahead_bytes", 64 << 20),
+    ("grpc.http2.lookahead_bytes", 8 << 20),
+    ("grpc.experimental.tcp_read_chunk_size", 4 << 20),
+    ("grpc.experimental.tcp_max_read_chunk_size", 4 << 20),
 )
 
 CHANNEL_OPTIONS = (
