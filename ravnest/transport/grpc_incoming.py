@@ -24,9 +24,11 @@ from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message, TransportSettings
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
-from ravnest.transport.peers import PeerTable
+from ravnest.transport.peers import PeerState, PeerTable
 
 HELLO_TIMEOUT_S = 10.0
+
+_PAST = {PeerState.LEFT: "left", PeerState.FAILED: "failed", PeerState.LOST: "was lost"}
 
 # Stands in the queue of responses for all credits not yet sent, so that many become one.
 _CREDITS = b""
@@ -164,7 +166,7 @@ class IncomingLane:
                 f"a lane's name has {len(hello.lane)} characters, at most {MAX_LANE_CHARS} may be"
             )
         if (state := ours.peers.state(hello.sender)).is_final:
-            raise ProtocolError(f"node {hello.sender} has {state} already; it cannot come again")
+            raise ProtocolError(f"node {hello.sender} {_PAST[state]} before; it cannot come again")
 
     def _take_message(self, announcement: link_pb2.Announcement) -> Message:
         check_announcement(announcement, self._reception.settings.max_payload_bytes)

@@ -13,6 +13,7 @@ from ravnest.transport.grpc_transport import GrpcTransport
 from ravnest.transport.interface import PeerAddress, Transport, TransportSettings
 from ravnest.transport.memory import MemoryNetwork
 
+
 @dataclass
 class Nodes:
     """Makes the transports of one test; all of them are closed at its end."""
