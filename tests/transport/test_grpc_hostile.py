@@ -52,10 +52,10 @@ def test_random_bytes_on_the_port_do_no_harm(grpc_nodes):
     @settings(max_examples=40, deadline=None)
     @given(st.binary(max_size=4096), st.sampled_from([b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]))
     def throw(junk: bytes, preface: bytes) -> None:
-        with socket.create_connection((host, int(port)), timeout=5.0) as connection:
-            with contextlib.suppress(OSError):
-                connection.sendall(preface + junk)
-                connection.shutdown(socket.SHUT_WR)
+        connection = socket.create_connection((host, int(port)), timeout=5.0)
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(preface + junk)
+            connection.shutdown(socket.SHUT_WR)
 
     throw()
     goes_on(a, b, 1)

@@ -132,7 +132,7 @@ def test_a_peer_that_never_came_is_named_with_place_time_and_purpose(nodes):
 def test_a_sender_to_a_peer_that_never_came_ends_at_the_deadline(nodes):
     a = nodes.start(0, replace(QUICK, timeout_s=0.3, window=1))
     a.send(1, "forward", message("waits"), purpose="activation 0.1")
-    with pytest.raises(PeerUnreachableError, match="activation 0.2"):
+    with pytest.raises(PeerUnreachableError, match=r"activation 0\.2"):
         a.send(1, "forward", message("too many"), purpose="activation 0.2")
 
 
