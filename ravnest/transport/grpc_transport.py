@@ -22,6 +22,7 @@ from ravnest.transport.grpc_outgoing import OutgoingLane
 from ravnest.transport.grpc_server import LinkServer, RefusalLog
 from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message, PeerAddress, Transport, TransportSettings
+from ravnest.transport.payload import BufferPool
 from ravnest.transport.peers import Lifecycle, PeerState, PeerTable
 
 _log = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class GrpcTransport(Transport):
             settings=self._settings,
             peers=self._peers,
             inbox=self._inbox,
+            pool=BufferPool(),
             refused=self._refusals.add,
         )
         try:
