@@ -138,7 +138,7 @@ class Plan:
         return role_at(stage.index, len(self.clusters[stage.cluster_id]))
 
     def __str__(self) -> str:
-        from ravnest.plan.text import describe  # noqa: PLC0415  text imports this module
+        from ravnest.plan.text import describe  # here, for text imports this module
 
         return describe(self)
 

@@ -1,0 +1,56 @@
+"""What each node needs of the plan: its neighbours, its rings, and where to reach them."""
+
+from __future__ import annotations
+
+from ravnest.config.addresses import dialable
+from ravnest.plan.model import NodePlan, PeerSpec, Plan, RingMembership, RingPlan, StagePlan
+
+
+def node_plans(plan: Plan) -> tuple[NodePlan, ...]:
+    """The node plans of a sealed plan, one per used node in order of id, not yet sealed."""
+    stages = sorted(plan.stages, key=lambda stage: stage.node_id)
+    return tuple(_node_plan(plan, stage) for stage in stages)
+
+
+def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
+    node = plan.node(stage.node_id)
+    cluster = plan.clusters[stage.cluster_id]
+    before = cluster[stage.index - 1] if stage.index > 0 else None
+    after = cluster[stage.index + 1] if stage.index + 1 < len(cluster) else None
+    rings = tuple(
+        _membership(ring, stage.cluster_id)
+        for ring in plan.rings
+        if ring.members[stage.cluster_id] == node.node_id
+    )
+    neighbours = {before, after} - {None}
+    for ring in rings:
+        neighbours |= {ring.members[(ring.rank + shift) % ring.size] for shift in (-1, 1)}
+    peer_ids = sorted(peer for peer in neighbours if peer is not None and peer != node.node_id)
+    return NodePlan(
+        node_id=node.node_id,
+        cluster_id=stage.cluster_id,
+        num_clusters=len(plan.clusters),
+        role=plan.role_of(node.node_id),
+        stage=stage.index,
+        num_stages=len(cluster),
+        address=node.address,
+        bind=node.bind,
+        forward_target=after,
+        backward_target=before,
+        rings=rings,
+        peers=tuple(PeerSpec(peer, dialable(plan.node(peer).address)) for peer in peer_ids),
+        files=stage.files,
+        plan_sha256=plan.sha256,
+        device=node.device,
+    )
+
+
+def _membership(ring: RingPlan, rank: int) -> RingMembership:
+    return RingMembership(
+        ring_id=ring.ring_id,
+        rank=rank,
+        size=len(ring.members),
+        members=ring.members,
+        parameters=ring.parameters,
+        buffers=ring.buffers,
+    )
