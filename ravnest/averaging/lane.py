@@ -5,7 +5,7 @@ from __future__ import annotations
 from ravnest.errors import ProtocolError
 from ravnest.plan.model import RingMembership
 from ravnest.transport.interface import Message, Transport
-from ravnest.wire.encoding import decode, encode
+from ravnest.wire.codec import decode, encode
 from ravnest.wire.frame import Codec, Frame, FrameKind, Scalar
 
 
