@@ -23,6 +23,8 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         if ring.members[stage.cluster_id] == node.node_id
     )
     neighbours = {before, after} - {None}
+    if after is None or before is None:
+        neighbours |= {cluster[0], cluster[-1]}  # targets and results take the direct way
     for ring in rings:
         neighbours |= {ring.members[(ring.rank + shift) % ring.size] for shift in (-1, 1)}
     peer_ids = sorted(peer for peer in neighbours if peer is not None and peer != node.node_id)
@@ -30,6 +32,7 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         node_id=node.node_id,
         cluster_id=stage.cluster_id,
         num_clusters=len(plan.clusters),
+        cluster_nodes=cluster,
         role=plan.role_of(node.node_id),
         stage=stage.index,
         num_stages=len(cluster),
