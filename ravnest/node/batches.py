@@ -23,11 +23,13 @@ class CurrentBatch:
         index: its number in the loader, before batches were dealt out to clusters.
         batch: the whole batch, in the loader's own type.
         batch_size: samples of a full batch, None when unknown.
+        after_whole_pass: whether the pass over the loader before this one was read to its end.
     """
 
     index: int
     batch: Any
     batch_size: int | None
+    after_whole_pass: bool = True
 
 
 class BatchCursor(Protocol):
@@ -88,6 +90,7 @@ def batch_frame(
         details={
             "batch": microbatch.index if current is None else current.index,
             "batch_size": None if current is None else current.batch_size,
+            "after_whole_pass": current is None or current.after_whole_pass,
             "num_samples": num_samples_of(tensors.values()),
             "fingerprint": fingerprint(fingerprinted),
             **details,

@@ -24,12 +24,14 @@ class BatchAddress:
         index: number of the batch in the loader, before it is dealt out to clusters.
         num_samples: samples in it.
         batch_size: samples of a full batch, None when the root does not know.
+        after_whole_pass: whether the root read its loader to the end in the epoch before.
     """
 
     epoch: int
     index: int
     num_samples: int
     batch_size: int | None
+    after_whole_pass: bool = True
 
 
 class LabelSource(abc.ABC):
@@ -56,8 +58,7 @@ class LoaderLabels(LabelSource):
 
     def batch(self, address: BatchAddress) -> Any:
         if address.epoch != self._epoch:
-            self._epoch, self._next_index = address.epoch, 0
-            self._iterator = iter(self._loader)
+            self._begin(address)
         if address.index < self._next_index:
             raise DataOrderError(
                 f"batch {address.index} of epoch {address.epoch} was asked of `{self._name}` "
@@ -75,6 +76,15 @@ class LoaderLabels(LabelSource):
                 ) from None
             self._next_index += 1
         return batch
+
+    def _begin(self, address: BatchAddress) -> None:
+        if address.after_whole_pass:
+            # A shuffling sampler draws once more from its generator when it is read to its end. The
+            # root's has done so, and the next order depends on it.
+            for _ in self._iterator:
+                pass
+        self._epoch, self._next_index = address.epoch, 0
+        self._iterator = iter(self._loader)
 
 
 class TensorLabels(LabelSource):

@@ -29,6 +29,7 @@ def batch_address(frame: Frame) -> BatchAddress:
         index=int(details["batch"]),
         num_samples=int(details["num_samples"]),
         batch_size=details.get("batch_size"),
+        after_whole_pass=bool(details["after_whole_pass"]),
     )
 
 

@@ -38,14 +38,18 @@ class ShardedLoader:
         self._num_clusters = num_clusters
         self._current: CurrentBatch | None = None
         self._taken = False
+        self._read_to_end = True
 
     def __iter__(self) -> Iterator[Any]:
         self._current = None
+        after_whole_pass, self._read_to_end = self._read_to_end, False
         batch_size = getattr(self._loader, "batch_size", None)
         for index, batch in self._numbered():
-            self._current, self._taken = CurrentBatch(index, batch, batch_size), False
+            self._current = CurrentBatch(index, batch, batch_size, after_whole_pass)
+            self._taken = False
             yield batch
         self._current = None
+        self._read_to_end = True
 
     def __len__(self) -> int:
         total = len(self._loader)  # type: ignore[arg-type]

@@ -66,3 +66,24 @@ def test_left_out_and_impossible_labels() -> None:
     assert label_source(None, "labels") is None
     with pytest.raises(ConfigError, match="labels is a int, expected a DataLoader or a tensor"):
         label_source(3, "labels")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_shuffling_loader_keeps_step_with_the_root_over_epochs(whole: bool) -> None:
+    """The root reads its loader to the end, or breaks off; the leaf's next order must be the same."""
+
+    def shuffling() -> DataLoader[Any]:
+        order = torch.Generator().manual_seed(5)
+        return DataLoader(
+            TensorDataset(torch.arange(12)), batch_size=4, shuffle=True, generator=order
+        )
+
+    root = shuffling()
+    source = label_source(shuffling(), "labels")
+    assert source is not None
+    for epoch in range(3):
+        for index, (batch,) in enumerate(root):
+            if not whole and index == 2:
+                break
+            place = BatchAddress(epoch, index, 4, 4, after_whole_pass=whole)
+            assert source.batch(place)[0].tolist() == batch.tolist()
