@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,10 @@ import torch
 from ravnest.plan.identity import MicrobatchId
 
 MAX_SEED = 2**32 - 1
+
+# torch's default generators belong to the whole process, and operators can draw from no other. Held
+# from the first seed to the restored state, so that two nodes in one process do not mix.
+_default_generators = threading.Lock()
 
 
 def set_seed(seed: int = 42) -> None:
@@ -68,7 +73,8 @@ class KeyedRandomness:
 
         def seed_operator(position: int) -> None:
             nonlocal saved
-            if saved is None:  # stages without random operators never pay for the copy
+            if saved is None:  # stages without random operators never pay for it
+                _default_generators.acquire()
                 saved = self._generator.get_state()
             self._generator.manual_seed(
                 operator_seed(self.run_seed, self._cluster_id, microbatch, position)
@@ -79,6 +85,7 @@ class KeyedRandomness:
         finally:
             if saved is not None:
                 self._generator.set_state(saved)
+                _default_generators.release()
 
 
 def _default_generator(device: torch.device) -> torch.Generator:
