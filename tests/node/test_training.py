@@ -216,7 +216,15 @@ def test_losses_and_events_are_written(tmp_path: Path) -> None:
 def test_initial_weights_can_be_given(tmp_path: Path) -> None:
     run = make_plan(tmp_path, build(), (X[:4],))
     other = Net()
-    run_cleanly(run, lambda n: n.trigger_save_submodel() or n.plan, model=other)
+
+    def save(node: Node) -> None:
+        if node.node_type != "root":
+            node.serve()
+            return
+        node.trigger_save_submodel()
+        node.end_phase(training=False)
+
+    run_cleanly(run, save, model=other)
     fused = model_fusion(node_data=tmp_path / "node_data", trained=tmp_path / "trained")
     assert all(torch.equal(fused[name], tensor) for name, tensor in other.state_dict().items())
 
@@ -224,12 +232,14 @@ def test_initial_weights_can_be_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compression", [True, "bf16"])
 def test_compression_changes_little(compression: Any, tmp_path: Path) -> None:
     run = make_plan(tmp_path, build(), (X[:4],))
-    run_cleanly(run, train, compression=compression, **ADAM)
+    # Not Adam: it blows the rounding of a gradient that should be zero up to a whole step.
+    sgd = {"optimizer": torch.optim.SGD, "optimizer_params": {"lr": 0.05}, "criterion": criterion}
+    run_cleanly(run, train, compression=compression, **sgd)
     fused = model_fusion(node_data=tmp_path / "node_data", trained=tmp_path / "trained")
-    plain = reference().state_dict()
+    plain = reference(optimizer=torch.optim.SGD, lr=0.05).state_dict()
     different = False
     for name, tensor in plain.items():
         if tensor.is_floating_point():
-            torch.testing.assert_close(fused[name], tensor, atol=0.05, rtol=0)
+            torch.testing.assert_close(fused[name], tensor, atol=5e-3, rtol=0)
             different |= not torch.equal(fused[name], tensor)
     assert different
