@@ -22,11 +22,14 @@ from ravnest.transport.envelope import (
 from ravnest.transport.grpc_options import grpc
 from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message, TransportSettings
-from ravnest.transport.payload import allocate
+from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
-from ravnest.transport.peers import PeerTable
+from ravnest.transport.peers import PeerState, PeerTable
 
-HELLO_TIMEOUT_S = 10.0
+_PAST = {PeerState.LEFT: "left", PeerState.FAILED: "failed", PeerState.LOST: "was lost"}
+
+# Stands in the queue of responses for all credits not yet sent, so that many become one.
+_CREDITS = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,8 @@ class Reception:
     """What every incoming stream of a node needs.
 
     Attributes:
-        refused: told the reason of every refusal, and where the stream came from.
+        refused: told where every refused stream came from, and the reason.
+        hello_timeout_s: a stream that says nothing for so long is cut.
     """
 
     node_id: int
@@ -43,7 +47,9 @@ class Reception:
     settings: TransportSettings
     peers: PeerTable
     inbox: Inbox
+    pool: BufferPool
     refused: Callable[[str, str], None]
+    hello_timeout_s: float = 10.0
 
 
 class IncomingLane:
@@ -54,6 +60,8 @@ class IncomingLane:
         self._requests = requests
         self._source = source
         self._responses: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._credits = 0
+        self._credits_lock = threading.Lock()
         self._hello: link_pb2.Hello | None = None
         self.reader = threading.Thread(
             target=self._read, name=f"ravnest-from-{source}", daemon=True
@@ -63,15 +71,28 @@ class IncomingLane:
         """What gRPC's thread sends back: Welcome and credits, or a refusal."""
         self.reader.start()
         try:
-            item = self._responses.get(timeout=HELLO_TIMEOUT_S)
+            item = self._responses.get(timeout=self._reception.hello_timeout_s)
         except queue.Empty:
-            reason = f"no Hello came within {HELLO_TIMEOUT_S:g} s"
+            reason = f"no Hello came within {self._reception.hello_timeout_s:g} s"
             self._reception.refused(self._source, reason)
             item = refusal(reason)
             self._responses.put(None)
         while item is not None:
             yield item
-            item = self._responses.get()
+            item = self._next_response()
+
+    def _next_response(self) -> bytes | None:
+        while (item := self._responses.get()) is _CREDITS:
+            with self._credits_lock:
+                num_credits, self._credits = self._credits, 0
+            if num_credits:
+                return credit(num_credits)
+        return item
+
+    def _give_credit(self) -> None:
+        with self._credits_lock:
+            self._credits += 1
+        self._responses.put(_CREDITS)
 
     def _read(self) -> None:
         """Body of the reader thread; every way out ends the responses."""
@@ -112,13 +133,9 @@ class IncomingLane:
             raise ProtocolError(f"a stream began with {request.WhichOneof('body')}, not with hello")
         hello = request.hello
         self._check_hello(hello)
-
-        def give_credit() -> None:
-            self._responses.put(credit(1))
-
         reception = self._reception
         window = reception.settings.window
-        reception.inbox.open_lane(hello.sender, hello.lane, give_credit, window)
+        reception.inbox.open_lane(hello.sender, hello.lane, self._give_credit, window)
         self._hello = hello
         reception.peers.connected(hello.sender)
         self._responses.put(welcome(window))
@@ -149,13 +166,13 @@ class IncomingLane:
                 f"a lane's name has {len(hello.lane)} characters, at most {MAX_LANE_CHARS} may be"
             )
         if (state := ours.peers.state(hello.sender)).is_final:
-            raise ProtocolError(f"node {hello.sender} has {state} already; it cannot come again")
+            raise ProtocolError(f"node {hello.sender} {_PAST[state]} before; it cannot come again")
 
     def _take_message(self, announcement: link_pb2.Announcement) -> Message:
         check_announcement(announcement, self._reception.settings.max_payload_bytes)
         num_bytes = announcement.num_bytes
         try:
-            payload = allocate(num_bytes)
+            payload = self._reception.pool.take(num_bytes)
         except (MemoryError, OverflowError, OSError) as error:
             raise ProtocolError(f"no memory for the {num_bytes} bytes announced") from error
         if announcement.inline:

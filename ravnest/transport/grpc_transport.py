@@ -22,6 +22,7 @@ from ravnest.transport.grpc_outgoing import OutgoingLane
 from ravnest.transport.grpc_server import LinkServer, RefusalLog
 from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message, PeerAddress, Transport, TransportSettings
+from ravnest.transport.payload import BufferPool
 from ravnest.transport.peers import Lifecycle, PeerState, PeerTable
 
 _log = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class GrpcTransport(Transport):
             settings=self._settings,
             peers=self._peers,
             inbox=self._inbox,
+            pool=BufferPool(),
             refused=self._refusals.add,
         )
         try:
@@ -177,11 +179,10 @@ class GrpcTransport(Transport):
             if lane.done.wait(max(0.0, min(left_s, self._settings.report_every_s))):
                 return
             num_left = lane.num_undelivered()
-            words = "gives up" if left_s <= 0 else "waits to close"
             _log.warning(
                 "node %d %s: node %d has yet to get the last %d messages of lane %r",
                 self.node_id,
-                words,
+                "closes and drops them" if left_s <= 0 else "waits to close",
                 lane.peer,
                 num_left,
                 lane.lane,

@@ -1,10 +1,18 @@
-"""Buffers of messages: joining the many of a sender into the one of a receiver."""
+"""Buffers of messages: joining the many of a sender, and memory for the one of a receiver."""
 
 from __future__ import annotations
 
+import mmap
+import threading
 from collections.abc import Iterator, Sequence
 
 from ravnest.transport.interface import Buffer
+
+# Below it the heap reuses memory by itself. Above it every new buffer is mapped and its pages
+# faulted in anew, which takes longer than filling it.
+MIN_POOLED_BYTES = 128 << 10
+# Idle memory the pool may hold on to; larger buffers are never pooled.
+MAX_POOLED_BYTES = 128 << 20
 
 
 def flat_views(buffers: Sequence[Buffer]) -> Iterator[memoryview]:
@@ -15,17 +23,55 @@ def flat_views(buffers: Sequence[Buffer]) -> Iterator[memoryview]:
         yield view.cast("B") if view.nbytes else memoryview(b"")
 
 
-def allocate(num_bytes: int) -> memoryview:
-    """A writable buffer of that size."""
-    return memoryview(bytearray(num_bytes))
+class BufferPool:
+    """Writable buffers that are used again once nobody looks at them any more.
+
+    Whether somebody does is asked of the bytearray itself: it refuses to be resized while any
+    view of it, a tensor's say, is alive. So nobody has to give anything back.
+    """
+
+    def __init__(self) -> None:
+        self._slabs: list[bytearray] = []  # least recently taken first
+        self._lock = threading.Lock()
+
+    def take(self, num_bytes: int) -> memoryview:
+        """A writable buffer of that size with arbitrary contents.
+
+        Raises:
+            MemoryError, OSError: there is not that much memory.
+        """
+        if num_bytes > MAX_POOLED_BYTES:
+            # Mapped without touching it: until the bytes really come, it costs no memory.
+            return memoryview(mmap.mmap(-1, num_bytes))
+        if num_bytes < MIN_POOLED_BYTES:
+            return memoryview(bytearray(num_bytes))
+        with self._lock:
+            for slab in self._slabs:
+                if num_bytes <= len(slab) <= 2 * num_bytes and _is_idle(slab):
+                    break
+            else:
+                slab = bytearray(num_bytes)
+                self._make_room(num_bytes)
+            self._slabs = [other for other in self._slabs if other is not slab]
+            self._slabs.append(slab)
+            # Viewed under the lock, so that no other thread finds it idle.
+            return memoryview(slab)[:num_bytes]
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Forgets the least recently taken slabs; one in use then simply is not used again."""
+        while self._slabs and sum(map(len, self._slabs)) + num_bytes > MAX_POOLED_BYTES:
+            del self._slabs[0]
+
+
+def _is_idle(slab: bytearray) -> bool:
+    try:
+        last = slab.pop()
+    except BufferError:
+        return False
+    slab.append(last)
+    return True
 
 
 def joined(buffers: Sequence[Buffer]) -> memoryview:
     """A writable copy of all the buffers, one after the other."""
-    views = list(flat_views(buffers))
-    whole = allocate(sum(view.nbytes for view in views))
-    offset = 0
-    for view in views:
-        whole[offset : offset + view.nbytes] = view
-        offset += view.nbytes
-    return whole
+    return memoryview(bytearray().join(flat_views(buffers)))

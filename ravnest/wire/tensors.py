@@ -147,7 +147,11 @@ def _unpack_one(entry: frame_pb2.Tensor, payload: memoryview) -> torch.Tensor:
         )
     if not entry.num_bytes:
         return torch.empty(shape, dtype=dtype)
-    values = torch.frombuffer(raw, dtype=torch.uint8).view(WIRE_DTYPE.get(codec, dtype))
+    as_bytes = torch.frombuffer(raw, dtype=torch.uint8)
+    if dtype is torch.bool and as_bytes.max() > 1:
+        # Kernels count on 0 and 1; with other bytes they may write out of bounds.
+        raise ProtocolError(f"tensor {entry.name!r} of torch.bool has bytes other than 0 and 1")
+    values = as_bytes.view(WIRE_DTYPE.get(codec, dtype))
     if codec is not Codec.RAW:
         values = restore(values, dtype, entry.scale_exponent)
     return values.view(shape)

@@ -1,0 +1,189 @@
+"""Hostile bytes on the port: refused, counted and logged; the node and its real peers go on."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transport_support import PLAN, QUICK
+
+from ravnest.errors import ProtocolError
+from ravnest.transport.envelope import MAX_CHUNK_BYTES, farewell, hello, parse_response
+from ravnest.transport.grpc_incoming import Reception
+from ravnest.transport.grpc_options import METHOD, SERVICE, grpc
+from ravnest.transport.grpc_server import LinkServer
+from ravnest.transport.inbox import Inbox
+from ravnest.transport.interface import Message
+from ravnest.transport.payload import BufferPool
+from ravnest.transport.pb import link_pb2
+from ravnest.transport.peers import PeerTable
+
+Talk = Callable[[list[bytes]], str]
+
+
+def announcement(num_bytes: int, inline: bytes = b"") -> bytes:
+    body = link_pb2.Announcement(header=b"h", num_bytes=num_bytes, inline=inline)
+    return link_pb2.ToReceiver(announcement=body).SerializeToString()
+
+
+@pytest.fixture
+def talk(grpc_nodes) -> Iterator[Talk]:
+    """Sends requests to node 1 as anybody could, and returns the reason of its refusal."""
+    with grpc.insecure_channel(grpc_nodes.addresses[1]) as channel:
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}", None, None)
+
+        def run(requests: list[bytes]) -> str:
+            responses = call(iter(requests), wait_for_ready=True, timeout=20)
+            parsed = [parse_response(raw) for raw in responses]
+            return parsed[-1].refusal.reason if parsed else ""
+
+        yield run
+
+
+def goes_on(a, b, number: int) -> None:
+    a.send(1, "forward", Message(b"%d" % number), purpose="it")
+    assert b.receive(0, "forward", purpose="it").header == b"%d" % number
+
+
+def test_random_bytes_on_the_port_do_no_harm(grpc_nodes):
+    a, b = grpc_nodes.start(0), grpc_nodes.start(1)
+    host, port = grpc_nodes.addresses[1].split(":")
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.binary(max_size=4096), st.sampled_from([b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]))
+    def throw(junk: bytes, preface: bytes) -> None:
+        connection = socket.create_connection((host, int(port)), timeout=5.0)
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(preface + junk)
+            connection.shutdown(socket.SHUT_WR)
+
+    throw()
+    goes_on(a, b, 1)
+
+
+def test_malformed_requests_are_refused_and_counted(grpc_nodes, talk):
+    a, b = grpc_nodes.start(0), grpc_nodes.start(1)
+
+    @settings(
+        max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+    @given(st.lists(st.binary(max_size=200), min_size=1, max_size=3))
+    def throw(requests: list[bytes]) -> None:
+        before = b.num_refused
+        assert talk(requests) != ""
+        assert b.num_refused == before + 1
+
+    throw()
+    goes_on(a, b, 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (farewell(None), "began with farewell"),
+        (announcement(0), "began with announcement"),
+        (hello("f" * 64, 0, 1, "x"), "plan"),
+        (hello(PLAN, 0, 2, "x"), "for node 2"),
+        (hello(PLAN, -5, 1, "x"), "node -5 came"),
+        (hello(PLAN, 0, 1, "x" * 200), "200 characters"),
+        (
+            link_pb2.ToReceiver(hello=link_pb2.Hello(version=99, lane="x")).SerializeToString(),
+            "version 99 came, 1 is expected",
+        ),
+    ],
+)
+def test_a_wrong_first_request_is_refused_and_does_not_touch_the_real_peer(
+    grpc_nodes, talk, first, reason
+):
+    a, b = grpc_nodes.start(0), grpc_nodes.start(1)
+    assert reason in talk([first])
+    assert b.num_refused == 1
+    goes_on(a, b, 1)
+
+
+@pytest.mark.parametrize(
+    ("requests", "reason"),
+    [
+        ([b"\xff\xff\xff"], "no ToReceiver"),
+        ([hello(PLAN, 0, 1, "x")], "unexpected hello"),
+        ([announcement(1 << 60)], "at most"),
+        ([announcement(3, b"four")], "inline payload has 4 bytes, 3 were announced"),
+        ([announcement(100_000), bytes(100_001)], "chunk of 100001 bytes"),
+        ([announcement(100_000), b""], "chunk of 0 bytes"),
+        ([announcement(1 << 30), bytes(MAX_CHUNK_BYTES + 1)], "chunk of"),
+        ([announcement(0)] * (QUICK.window + 1), "more than the 4 messages"),
+    ],
+)
+def test_a_peer_that_breaks_the_protocol_is_cut_and_told(grpc_nodes, talk, requests, reason):
+    b = grpc_nodes.start(1)
+    assert reason in talk([hello(PLAN, 0, 1, "x"), *requests])
+    with pytest.raises(ProtocolError, match="node 0") as caught:
+        b.receive(0, "forward", purpose="it")
+    assert reason in str(caught.value)
+
+
+def test_a_huge_announced_size_takes_no_memory(grpc_nodes, talk):
+    b = grpc_nodes.start(1)
+    before = psutil.Process().memory_info().rss
+    # Within the limit of the settings, beyond any machine of this century's first quarter.
+    talk([hello(PLAN, 0, 1, "x"), announcement(1 << 39), bytes(MAX_CHUNK_BYTES)])
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+    with pytest.raises(Exception, match="node 0"):
+        b.receive(0, "forward", purpose="it")
+
+
+def test_refused_streams_leave_no_memory_behind(grpc_nodes, talk):
+    b = grpc_nodes.start(1)
+    for _ in range(50):
+        talk([bytes(1 << 20)])
+    before = psutil.Process().memory_info().rss
+    for _ in range(300):
+        talk([bytes(1 << 20)])
+    assert b.num_refused == 350
+    assert psutil.Process().memory_info().rss - before < 32 << 20
+
+
+def test_a_stranger_that_says_nothing_is_cut(grpc_nodes):
+    refused = queue.SimpleQueue()
+    peers = PeerTable(1, QUICK, locate=str, probe=str)
+    reception = Reception(
+        node_id=1,
+        plan_sha256=PLAN,
+        expected=frozenset({0}),
+        settings=QUICK,
+        peers=peers,
+        inbox=Inbox(peers),
+        pool=BufferPool(),
+        refused=lambda source, reason: refused.put(reason),
+        hello_timeout_s=0.2,
+    )
+    server = LinkServer(grpc_nodes.addresses[1], reception)
+    with grpc.insecure_channel(grpc_nodes.addresses[1]) as channel:
+        say: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}", None, None)(
+            iter(say.get, None), wait_for_ready=True
+        )
+        assert "no Hello came" in parse_response(next(call)).refusal.reason
+        assert "no Hello came" in refused.get(timeout=5.0)
+        say.put(None)
+    server.stop()
+
+
+def test_a_stranger_cannot_open_lanes_without_end(grpc_nodes):
+    grpc_nodes.start(1)
+    with grpc.insecure_channel(grpc_nodes.addresses[1]) as channel:
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}", None, None)
+        reasons = []
+        for i in range(300):
+            requests = iter([hello(PLAN, 0, 1, f"lane-{i}"), farewell(None)])
+            parsed = [parse_response(raw) for raw in call(requests, wait_for_ready=True)]
+            reasons.append(parsed[-1].refusal.reason)
+            if reasons[-1]:
+                break
+    assert "more lanes than the 64 allowed" in reasons[-1]
