@@ -12,7 +12,7 @@ from ravnest.averaging.lane import RingLane, message_of
 from ravnest.averaging.schedule import Arrival, Chunk, Phase, arrivals, cut_into_shards
 from ravnest.averaging.weighting import Weighting
 from ravnest.transport.interface import Message
-from ravnest.wire.encoding import decode
+from ravnest.wire.codec import decode
 from ravnest.wire.frame import Codec, Frame, FrameKind
 
 
