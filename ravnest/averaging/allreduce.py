@@ -43,16 +43,17 @@ class RingAllReduce:
     mean arrives, which cannot be before the next member has received what was sent; and the
     vote after the all-reduce shows that all means were received.
 
-    Sending, receiving and adding overlap because a transport's `send` only queues. A member sends
-    at most `window` messages ahead of what it has received. This never locks up: were all members
-    blocked, take one that has received the fewest messages. It is not blocked sending, for the
-    next member has consumed at least as many as it has itself, so less than a window is unconsumed.
-    So it is blocked receiving, and the member before it, which has received no fewer, has sent no
-    more than that: it holds nothing to send. It started with an empty shard, then, and has itself
-    received the fewest. So it is around the whole ring: all shards are empty, and nobody receives.
-    (Sends left over after a member's last receive wait for a member that still has to receive; it
-    has something to receive, so it is blocked sending, to one that has received still less, and so
-    on around to the first, which has received everything.)
+    Sending, receiving and adding overlap because a transport's `send` only queues. Until a member
+    has received everything, it has sent less than `window` messages more than it received when it
+    sends the next. Once all members are in the all-reduce, that cannot lock up:
+
+    - If a member waits for a message, it has consumed all that the member before sent. So that
+      one is not blocked sending: it waits as well and has nothing to pass on; and so on around the
+      ring. Then every chunk has been passed on to the end of its way, and nobody waits.
+    - Else all members that are not done are blocked sending. The next member of each has
+      messages to consume, so it is not done, and none has received everything. Each is less
+      than a window ahead of what it received, and the next has not consumed a window of that:
+      the next has received fewer messages, all around the ring, which cannot be.
     """
 
     def __init__(
@@ -68,6 +69,11 @@ class RingAllReduce:
         self._weighting = weighting
         self._round_id = round_id
         self._settings = settings
+        most = [max(1, settings.chunk_bytes // buffer.element_size()) for buffer in buffers]
+        self._shards = cut_into_shards([b.numel() for b in buffers], most, lane.ring.size)
+        self._num_chunks = sum(map(len, self._shards))
+        self._unsent = deque(self._shards[lane.ring.rank])
+        self._outgoing: deque[tuple[Chunk, Phase, Message | None]] = deque()
 
     def run(self) -> None:
         """Reduces the buffers in place.
@@ -76,33 +82,29 @@ class RingAllReduce:
             ProtocolError: the member before sent something else than expected.
             TransportError: a neighbour has failed, gone or fallen silent.
         """
-        ring, buffers = self._lane.ring, self._buffers
-        most = [max(1, self._settings.chunk_bytes // b.element_size()) for b in buffers]
-        shards = cut_into_shards([b.numel() for b in buffers], most, ring.size)
-        self._num_chunks = sum(map(len, shards))
-        unsent = deque(shards[ring.rank])
-        outgoing: deque[tuple[Chunk, Phase, Message | None]] = deque()
-
-        def send_one() -> None:
-            if unsent:
-                chunk = unsent.popleft()
-                self._weigh(self._values(chunk))
-                self._send(chunk, Phase.PARTIAL, None)
-            else:
-                self._send(*outgoing.popleft())
-
         num_ahead = 0
-        for arrival in arrivals(shards, ring.rank):
-            while (unsent or outgoing) and num_ahead < self._settings.window:
-                send_one()
+        for arrival in arrivals(self._shards, self._lane.ring.rank):
+            while num_ahead < self._settings.window and self._send_next():
                 num_ahead += 1
             message = self._receive(arrival)
             num_ahead -= 1
             if arrival.forward:
                 phase = Phase.MEAN if arrival.completes else arrival.phase
-                outgoing.append((arrival.chunk, phase, message))
-        while unsent or outgoing:
-            send_one()
+                self._outgoing.append((arrival.chunk, phase, message))
+        while self._send_next():
+            pass
+
+    def _send_next(self) -> bool:
+        """Sends the next chunk, the own shard's first; false when there is none to send now."""
+        if self._unsent:
+            chunk = self._unsent.popleft()
+            self._weigh(self._values(chunk))
+            self._send(chunk, Phase.PARTIAL, None)
+        elif self._outgoing:
+            self._send(*self._outgoing.popleft())
+        else:
+            return False
+        return True
 
     def _receive(self, arrival: Arrival) -> Message | None:
         """Takes in one chunk; returns what to pass on where that cannot be encoded anew."""
@@ -122,6 +124,7 @@ class RingAllReduce:
             values.div_(self._weighting.total)
         if not self._is_lossy(chunk):
             return None
+        # The owner, too, keeps what the others will decode.
         message = self._message(chunk, Phase.MEAN)
         payload = bytearray().join(message.payload)
         values.copy_(decode(message.header, memoryview(payload)).tensors["chunk"])

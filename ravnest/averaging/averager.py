@@ -129,17 +129,7 @@ class Averager:
             )
         started_s = time.perf_counter()
         share = Share(round_id, num_samples, finished)
-        rounds = [
-            RingRound(
-                ring,
-                self._transport,
-                self._settings,
-                share,
-                self._shadows.setdefault(ring.ring_id, Shadow()),
-            )
-            for ring in self._rings
-            if ring.size > 1
-        ]
+        rounds = [self._round(ring, share) for ring in self._rings if ring.size > 1]
         try:
             self._play(rounds, tensors, companions)
         except BaseException:
@@ -156,6 +146,10 @@ class Averager:
         )
         _log.debug("averaged: %s", result)
         return result
+
+    def _round(self, ring: RingMembership, share: Share) -> RingRound:
+        shadow = self._shadows.setdefault(ring.ring_id, Shadow())
+        return RingRound(ring, self._transport, self._settings, share, shadow)
 
     def _play(
         self,

@@ -38,7 +38,7 @@ class RingLane:
             TransportError: as `Transport.receive`.
         """
         message = self._transport.receive(self._previous, self._name, purpose=purpose)
-        frame = decode(message.header, message.payload[0])
+        frame = decode(message.header, memoryview(message.payload[0]))
         if frame.kind is not kind:
             raise ProtocolError(
                 f"{purpose}: node {self._previous} sent {frame.kind.name}, expected {kind.name}"

@@ -26,8 +26,6 @@ from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
 from ravnest.transport.peers import PeerState, PeerTable
 
-HELLO_TIMEOUT_S = 10.0
-
 _PAST = {PeerState.LEFT: "left", PeerState.FAILED: "failed", PeerState.LOST: "was lost"}
 
 # Stands in the queue of responses for all credits not yet sent, so that many become one.
@@ -39,7 +37,8 @@ class Reception:
     """What every incoming stream of a node needs.
 
     Attributes:
-        refused: told the reason of every refusal, and where the stream came from.
+        refused: told where every refused stream came from, and the reason.
+        hello_timeout_s: a stream that says nothing for so long is cut.
     """
 
     node_id: int
@@ -50,6 +49,7 @@ class Reception:
     inbox: Inbox
     pool: BufferPool
     refused: Callable[[str, str], None]
+    hello_timeout_s: float = 10.0
 
 
 class IncomingLane:
@@ -71,9 +71,9 @@ class IncomingLane:
         """What gRPC's thread sends back: Welcome and credits, or a refusal."""
         self.reader.start()
         try:
-            item = self._responses.get(timeout=HELLO_TIMEOUT_S)
+            item = self._responses.get(timeout=self._reception.hello_timeout_s)
         except queue.Empty:
-            reason = f"no Hello came within {HELLO_TIMEOUT_S:g} s"
+            reason = f"no Hello came within {self._reception.hello_timeout_s:g} s"
             self._reception.refused(self._source, reason)
             item = refusal(reason)
             self._responses.put(None)

@@ -12,12 +12,12 @@ from ravnest.errors import AddressInUseError
 from ravnest.transport.address import check_bindable
 from ravnest.transport.grpc_incoming import IncomingLane, Reception
 from ravnest.transport.grpc_options import METHOD, SERVER_OPTIONS, SERVICE, grpc
+from ravnest.transport.inbox import MAX_LANES
 
 _log = logging.getLogger(__name__)
 
 # Streams of strangers are cut after a while; until then they take up room.
 STREAMS_FOR_STRANGERS = 64
-STREAMS_PER_PEER = 64
 
 
 class _ThreadPerStream(futures.Executor):
@@ -89,8 +89,7 @@ class LinkServer:
         self._server = grpc.server(
             cast(futures.ThreadPoolExecutor, self._threads),  # any executor serves
             options=SERVER_OPTIONS,
-            maximum_concurrent_rpcs=STREAMS_FOR_STRANGERS
-            + STREAMS_PER_PEER * len(reception.expected),
+            maximum_concurrent_rpcs=STREAMS_FOR_STRANGERS + MAX_LANES * len(reception.expected),
         )
         handler = grpc.stream_stream_rpc_method_handler(self._serve, None, None)
         self._server.add_generic_rpc_handlers(

@@ -179,11 +179,10 @@ class GrpcTransport(Transport):
             if lane.done.wait(max(0.0, min(left_s, self._settings.report_every_s))):
                 return
             num_left = lane.num_undelivered()
-            words = "gives up" if left_s <= 0 else "waits to close"
             _log.warning(
                 "node %d %s: node %d has yet to get the last %d messages of lane %r",
                 self.node_id,
-                words,
+                "closes and drops them" if left_s <= 0 else "waits to close",
                 lane.peer,
                 num_left,
                 lane.lane,

@@ -13,7 +13,8 @@ from ravnest.errors import ProtocolError
 from ravnest.transport.interface import Message
 from ravnest.transport.peers import PeerTable, Waiting
 
-MAX_LANES = 256
+# Per peer, the control lane included.
+MAX_LANES = 64
 
 
 @dataclass(slots=True)

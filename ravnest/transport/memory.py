@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ravnest.errors import TransportError
+from ravnest.errors import ProtocolError, TransportError
 from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message, Transport, TransportSettings
 from ravnest.transport.payload import joined
@@ -56,7 +56,7 @@ class MemoryNetwork:
             self._present[newcomer.node_id] = newcomer
             early = self._early.pop(newcomer.node_id, [])
             for item in early:
-                newcomer.deliver(item)
+                self._hand_over(item, newcomer)
             for sender in {item.sender for item in early} & self._gone.keys():
                 newcomer.hear_of_end(sender, self._gone[sender])
 
@@ -64,9 +64,18 @@ class MemoryNetwork:
         """Delivers a message, or keeps it until the receiver starts."""
         with self._lock:
             if (transport := self._present.get(receiver)) is not None:
-                transport.deliver(item)
+                self._hand_over(item, transport)
             elif receiver not in self._gone:
                 self._early[receiver].append(item)
+
+    def _hand_over(self, item: _Early, receiver: MemoryTransport) -> None:
+        try:
+            receiver.deliver(item)
+        except ProtocolError as error:
+            receiver.peers.broke_protocol(item.sender, error.message)
+            if (sender := self._present.get(item.sender)) is not None:
+                cause = f"it refuses lane {item.lane!r}: {error.message}"
+                sender.peers.broke_protocol(receiver.node_id, cause)
 
     def leave(self, node_id: int, failure: str | None) -> None:
         """Takes a node out and tells all others why; None is a goodbye."""
@@ -120,12 +129,12 @@ class MemoryTransport(Transport):
             self._network.leave(self.node_id, None)
 
     def deliver(self, item: _Early) -> None:
-        """Takes a message in; called by the network under its lock."""
+        """Takes a message in; called by the network. Raises ProtocolError to refuse it."""
         if (size := item.message.num_bytes) > self._settings.max_payload_bytes:
-            limit = self._settings.max_payload_bytes
-            cause = f"it sent {size} bytes, at most {limit} are allowed"
-            self.peers.broke_protocol(item.sender, cause)
-            return
+            raise ProtocolError(
+                f"a payload of {size} bytes came, "
+                f"at most {self._settings.max_payload_bytes} are allowed"
+            )
         if (item.sender, item.lane) not in self._lanes_in:
             self._lanes_in.add((item.sender, item.lane))
             self._inbox.open_lane(item.sender, item.lane, item.give_credit, item.window)

@@ -12,7 +12,7 @@ from ravnest.errors import AveragingError
 from ravnest.plan.model import RingMembership
 from ravnest.transport.interface import Message, Transport, TransportSettings
 from ravnest.transport.memory import MemoryNetwork
-from ravnest.wire.encoding import decode
+from ravnest.wire.codec import decode
 from ravnest.wire.frame import FrameKind
 
 T = TypeVar("T")

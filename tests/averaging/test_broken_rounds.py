@@ -23,7 +23,7 @@ from ravnest.averaging import Averager, RoundResult
 from ravnest.averaging.lane import message_of
 from ravnest.errors import AveragingError, PeerFailedError, ProtocolError, TransportError
 from ravnest.transport.interface import Message, Transport
-from ravnest.wire.encoding import decode
+from ravnest.wire.codec import decode
 from ravnest.wire.frame import Frame, FrameKind
 
 MALLOC_NOISE_BYTES = 32 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 from collections.abc import Callable, Iterator
 
@@ -14,9 +15,14 @@ from transport_support import PLAN, QUICK
 
 from ravnest.errors import ProtocolError
 from ravnest.transport.envelope import MAX_CHUNK_BYTES, farewell, hello, parse_response
+from ravnest.transport.grpc_incoming import Reception
 from ravnest.transport.grpc_options import METHOD, SERVICE, grpc
+from ravnest.transport.grpc_server import LinkServer
+from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message
+from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
+from ravnest.transport.peers import PeerTable
 
 Talk = Callable[[list[bytes]], str]
 
@@ -132,6 +138,43 @@ def test_a_huge_announced_size_takes_no_memory(grpc_nodes, talk):
         b.receive(0, "forward", purpose="it")
 
 
+def test_refused_streams_leave_no_memory_behind(grpc_nodes, talk):
+    b = grpc_nodes.start(1)
+    for _ in range(50):
+        talk([bytes(1 << 20)])
+    before = psutil.Process().memory_info().rss
+    for _ in range(300):
+        talk([bytes(1 << 20)])
+    assert b.num_refused == 350
+    assert psutil.Process().memory_info().rss - before < 32 << 20
+
+
+def test_a_stranger_that_says_nothing_is_cut(grpc_nodes):
+    refused = queue.SimpleQueue()
+    peers = PeerTable(1, QUICK, locate=str, probe=str)
+    reception = Reception(
+        node_id=1,
+        plan_sha256=PLAN,
+        expected=frozenset({0}),
+        settings=QUICK,
+        peers=peers,
+        inbox=Inbox(peers),
+        pool=BufferPool(),
+        refused=lambda source, reason: refused.put(reason),
+        hello_timeout_s=0.2,
+    )
+    server = LinkServer(grpc_nodes.addresses[1], reception)
+    with grpc.insecure_channel(grpc_nodes.addresses[1]) as channel:
+        say: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}", None, None)(
+            iter(say.get, None), wait_for_ready=True
+        )
+        assert "no Hello came" in parse_response(next(call)).refusal.reason
+        assert "no Hello came" in refused.get(timeout=5.0)
+        say.put(None)
+    server.stop()
+
+
 def test_a_stranger_cannot_open_lanes_without_end(grpc_nodes):
     grpc_nodes.start(1)
     with grpc.insecure_channel(grpc_nodes.addresses[1]) as channel:
@@ -143,4 +186,4 @@ def test_a_stranger_cannot_open_lanes_without_end(grpc_nodes):
             reasons.append(parsed[-1].refusal.reason)
             if reasons[-1]:
                 break
-    assert "more lanes than the 256 allowed" in reasons[-1]
+    assert "more lanes than the 64 allowed" in reasons[-1]

@@ -263,14 +263,31 @@ def test_a_node_that_was_closed_or_failed_without_starting_leaves_nothing(nodes)
     nodes.make(1).abort("never began")
 
 
-def test_a_larger_payload_than_allowed_ends_the_peer(nodes, in_thread):
+def test_a_larger_payload_than_allowed_ends_it_on_both_ends(nodes, in_thread):
     a, b = nodes.start(0), nodes.start(1, replace(QUICK, max_payload_bytes=1000))
-    waiting = in_thread(lambda: b.receive(0, "forward", purpose="it"))
+    ends = [
+        in_thread(lambda: a.receive(1, "backward", purpose="it")),
+        in_thread(lambda: b.receive(0, "forward", purpose="it")),
+    ]
     a.send(1, "forward", message("h", bytes(1001)), purpose="it")
-    error = waiting.error()
-    assert isinstance(error, ProtocolError)
-    assert "1001" in str(error)
-    assert "1000" in str(error)
+    for waiting in ends:
+        error = waiting.error()
+        assert isinstance(error, ProtocolError)
+        assert "1001" in str(error)
+        assert "1000" in str(error)
+
+
+def test_both_ends_may_close_at_once(nodes, in_thread, caplog):
+    a, b = nodes.start(0), nodes.start(1)
+    for node, peer in ((a, 1), (b, 0)):
+        node.send(peer, "forward", message("h", bytes(1 << 20)), purpose="it")
+    for node, peer in ((a, 1), (b, 0)):
+        node.receive(peer, "forward", purpose="it")
+    started = time.monotonic()
+    for running in [in_thread(a.close), in_thread(b.close)]:
+        assert running.result() is None
+    assert time.monotonic() - started < 2.0
+    assert caplog.text == ""
 
 
 def test_all_send_to_all_at_once_without_deadlock(nodes, in_thread):
