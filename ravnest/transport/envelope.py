@@ -6,16 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from google.protobuf.message import DecodeError
 
-from ravnest.errors import ProtocolError, TransportError
+from ravnest.errors import ProtocolError
 from ravnest.transport.interface import Buffer, Message
+from ravnest.transport.limits import MAX_HEADER_BYTES
 from ravnest.transport.payload import flat_views
 from ravnest.transport.pb import link_pb2
 
 PROTOCOL_VERSION = 1
 CONTROL_LANE = ""
 
-MAX_LANE_CHARS = 128
-MAX_HEADER_BYTES = 32 << 20
 MAX_CHUNK_BYTES = 2 << 20
 # Below this a message is one gRPC message; above it copying into the envelope costs more.
 MAX_INLINE_BYTES = 60 << 10
@@ -55,12 +54,6 @@ def credit(num_messages: int) -> bytes:
     """Tells the sender that messages were consumed."""
     body = link_pb2.Credit(num_messages=num_messages)
     return link_pb2.ToSender(credit=body).SerializeToString()
-
-
-def check_sendable(message: Message) -> None:
-    """TransportError when a header is larger than any peer accepts."""
-    if (size := len(message.header)) > MAX_HEADER_BYTES:
-        raise TransportError(f"a header has {size} bytes, at most {MAX_HEADER_BYTES} are allowed")
 
 
 def requests_of(message: Message) -> Iterator[bytes]:

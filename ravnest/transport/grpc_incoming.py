@@ -11,7 +11,6 @@ from ravnest.errors import ProtocolError
 from ravnest.transport.envelope import (
     CONTROL_LANE,
     MAX_CHUNK_BYTES,
-    MAX_LANE_CHARS,
     PROTOCOL_VERSION,
     check_announcement,
     credit,
@@ -22,6 +21,7 @@ from ravnest.transport.envelope import (
 from ravnest.transport.grpc_options import grpc
 from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message, TransportSettings
+from ravnest.transport.limits import MAX_LANE_CHARS
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
 from ravnest.transport.peers import PeerState, PeerTable

@@ -12,7 +12,7 @@ from ravnest.errors import AddressInUseError
 from ravnest.transport.address import check_bindable
 from ravnest.transport.grpc_incoming import IncomingLane, Reception
 from ravnest.transport.grpc_options import METHOD, SERVER_OPTIONS, SERVICE, grpc
-from ravnest.transport.inbox import MAX_LANES
+from ravnest.transport.limits import MAX_LANES
 
 _log = logging.getLogger(__name__)
 

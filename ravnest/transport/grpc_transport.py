@@ -12,8 +12,6 @@ from ravnest.errors import ConfigError, TransportError
 from ravnest.transport.address import is_loopback, split_address, why_unreachable
 from ravnest.transport.envelope import (
     CONTROL_LANE,
-    MAX_LANE_CHARS,
-    check_sendable,
     hello,
 )
 from ravnest.transport.grpc_incoming import Reception
@@ -22,6 +20,7 @@ from ravnest.transport.grpc_outgoing import OutgoingLane
 from ravnest.transport.grpc_server import LinkServer, RefusalLog
 from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message, PeerAddress, Transport, TransportSettings
+from ravnest.transport.limits import check_header, check_lane
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.peers import Lifecycle, PeerState, PeerTable
 
@@ -116,7 +115,7 @@ class GrpcTransport(Transport):
 
     def send(self, peer: int, lane: str, message: Message, *, purpose: str) -> None:
         self._check_peer(peer, lane)
-        check_sendable(message)
+        check_header(message)
         self._lane(peer, lane, purpose).send(message, purpose)
 
     def receive(self, peer: int, lane: str, *, purpose: str) -> Message:
@@ -229,7 +228,4 @@ class GrpcTransport(Transport):
                 f"node {peer} is no peer of node {self.node_id}; "
                 f"its peers are {sorted(self._addresses)}"
             )
-        if not 0 < len(lane) <= MAX_LANE_CHARS:
-            raise TransportError(
-                f"lane {lane!r} has {len(lane)} characters, expected 1 to {MAX_LANE_CHARS}"
-            )
+        check_lane(lane)

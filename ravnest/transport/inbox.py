@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 
 from ravnest.errors import ProtocolError
 from ravnest.transport.interface import Message
+from ravnest.transport.limits import MAX_LANES
 from ravnest.transport.peers import PeerTable, Waiting
-
-# Per peer, the control lane included.
-MAX_LANES = 64
 
 
 @dataclass(slots=True)

@@ -9,6 +9,8 @@ import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ravnest.errors import ConfigError
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -59,6 +61,12 @@ class TransportSettings:
     report_every_s: float = 10.0
     window: int = 16
     max_payload_bytes: int = 1 << 40
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "report_every_s", "window", "max_payload_bytes"):
+            # Written so that NaN is refused too.
+            if not (value := getattr(self, name)) > 0:
+                raise ConfigError(f"{name} is {value}, expected a positive number")
 
 
 class Transport(abc.ABC):

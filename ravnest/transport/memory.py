@@ -11,6 +11,7 @@ from functools import partial
 from ravnest.errors import ProtocolError, TransportError
 from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message, Transport, TransportSettings
+from ravnest.transport.limits import check_header, check_lane
 from ravnest.transport.payload import joined
 from ravnest.transport.peers import Lifecycle, PeerTable
 from ravnest.transport.window import SendWindow
@@ -110,6 +111,8 @@ class MemoryTransport(Transport):
         self._network.join(self)
 
     def send(self, peer: int, lane: str, message: Message, *, purpose: str) -> None:
+        self._check_peer(peer, lane)
+        check_header(message)
         window = self._window(peer, lane)
         window.take(purpose)
         copy = Message(bytes(message.header), (joined(message.payload),))
@@ -118,6 +121,7 @@ class MemoryTransport(Transport):
         self._network.carry(peer, item)
 
     def receive(self, peer: int, lane: str, *, purpose: str) -> Message:
+        self._check_peer(peer, lane)
         return self._inbox.receive(peer, lane, purpose)
 
     def abort(self, reason: str) -> None:
@@ -146,6 +150,11 @@ class MemoryTransport(Transport):
             self.peers.left(peer)
         else:
             self.peers.failed(peer, failure)
+
+    def _check_peer(self, peer: int, lane: str) -> None:
+        if peer == self.node_id:
+            raise TransportError(f"node {peer} is no peer of itself")
+        check_lane(lane)
 
     def _window(self, peer: int, lane: str) -> SendWindow:
         with self._lock:

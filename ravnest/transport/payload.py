@@ -11,8 +11,10 @@ from ravnest.transport.interface import Buffer
 # Below it the heap reuses memory by itself. Above it every new buffer is mapped and its pages
 # faulted in anew, which takes longer than filling it.
 MIN_POOLED_BYTES = 128 << 10
-# Idle memory the pool may hold on to; larger buffers are never pooled.
-MAX_POOLED_BYTES = 128 << 20
+# Larger buffers are mapped for one message only.
+MAX_SLAB_BYTES = 128 << 20
+# Memory a pool may hold on to: a window of 16 messages of 16 MiB.
+MAX_POOLED_BYTES = 256 << 20
 
 
 def flat_views(buffers: Sequence[Buffer]) -> Iterator[memoryview]:
@@ -40,7 +42,7 @@ class BufferPool:
         Raises:
             MemoryError, OSError: there is not that much memory.
         """
-        if num_bytes > MAX_POOLED_BYTES:
+        if num_bytes > MAX_SLAB_BYTES:
             # Mapped without touching it: until the bytes really come, it costs no memory.
             return memoryview(mmap.mmap(-1, num_bytes))
         if num_bytes < MIN_POOLED_BYTES:

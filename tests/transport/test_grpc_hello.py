@@ -175,13 +175,6 @@ def test_what_is_not_ravnest_at_the_address_is_told(grpc_nodes):
     server.stop(None).wait()
 
 
-@pytest.mark.parametrize("lane", ["", "x" * 129])
-def test_a_lane_needs_a_name_of_sensible_length(grpc_nodes, lane):
-    a = grpc_nodes.start(0)
-    with pytest.raises(TransportError, match="lane"):
-        a.send(1, lane, Message(b""), purpose="it")
-
-
 def test_only_peers_are_talked_to(grpc_nodes):
     a = grpc_nodes.start(0)
     with pytest.raises(TransportError, match="node 5 is no peer of node 0"):

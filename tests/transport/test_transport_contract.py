@@ -11,6 +11,7 @@ import pytest
 from transport_support import QUICK
 
 from ravnest.errors import (
+    ConfigError,
     PeerFailedError,
     PeerLostError,
     PeerUnreachableError,
@@ -288,6 +289,36 @@ def test_both_ends_may_close_at_once(nodes, in_thread, caplog):
         assert running.result() is None
     assert time.monotonic() - started < 2.0
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("lane", ["", "x" * 129])
+def test_a_lane_needs_a_name_of_sensible_length(nodes, lane):
+    a = nodes.start(0)
+    with pytest.raises(TransportError, match="lane"):
+        a.send(1, lane, message("h"), purpose="it")
+
+
+def test_a_large_header_arrives_and_one_too_large_is_not_sent(nodes):
+    a, b = nodes.start(0), nodes.start(1)
+    header = bytes(32 << 20)
+    a.send(1, "forward", Message(header, (b"x",)), purpose="it")
+    assert b.receive(0, "forward", purpose="it").header == header
+    with pytest.raises(TransportError, match="header"):
+        a.send(1, "forward", Message(header + b"x"), purpose="it")
+
+
+def test_a_node_is_no_peer_of_itself(nodes):
+    a = nodes.start(0)
+    with pytest.raises(TransportError, match="node 0 is no peer"):
+        a.send(0, "forward", message("h"), purpose="it")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"timeout_s": 0.0}, {"report_every_s": float("nan")}, {"window": 0}]
+)
+def test_settings_without_sense_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        replace(QUICK, **wrong)
 
 
 def test_all_send_to_all_at_once_without_deadlock(nodes, in_thread):

@@ -220,7 +220,7 @@ def plausible_tensors(draw: st.DrawFn) -> frame_pb2.Tensor:
     )
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(st.lists(plausible_tensors(), min_size=1, max_size=2))
 def test_plausible_descriptions_decode_or_raise_protocol_error(entries):
     parsed = frame_pb2.FrameHeader(kind=1, tensors=entries, payload_bytes=256)
