@@ -44,6 +44,7 @@ class NodeInputs:
         state: initial tensors of the stage.
         losses_path: where the leaf writes losses.
         progress: where the root shows its progress.
+        window: messages the transport lets a sender be ahead.
     """
 
     plan: NodePlan
@@ -60,6 +61,7 @@ class NodeInputs:
     losses_path: Path
     trained: Path
     progress: TextIO
+    window: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         settings=inputs.update,
     )
     links = ClusterLinks(plan, transport, inputs.codec)
-    averager = Averager(plan.node_id, plan.rings, transport)
+    averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)
     rounds = RoundKeeper(averager, engine, inputs.settings, events)
     losses_path = inputs.losses_path if plan.is_leaf else None
     journal = RunJournal(events, losses_path, inputs.progress if plan.is_root else None)

@@ -127,6 +127,7 @@ class Node:
                 losses_path=_per_cluster(Path(loss_filename), self._plan.cluster_id),
                 trained=chosen.trained,
                 progress=sys.stderr,
+                window=_window(self._plan),
             )
             self._parts: NodeParts = assemble(inputs, self._transport, self._events)
             self._root = RootDriver(
@@ -317,9 +318,14 @@ def _grpc_transport(plan: NodePlan, options: NodeOptions) -> GrpcTransport:
         plan.bind,
         [PeerAddress(peer.node_id, peer.address) for peer in plan.peers],
         plan.plan_sha256,
-        TransportSettings(timeout_s=options.timeout_s, window=max(16, 2 * plan.num_stages)),
+        TransportSettings(timeout_s=options.timeout_s, window=_window(plan)),
         insecure=options.insecure,
     )
+
+
+def _window(plan: NodePlan) -> int:
+    """More than a schedule has in flight, so that no send in training waits for a credit."""
+    return max(TransportSettings().window, 2 * plan.num_stages)
 
 
 def _per_cluster(path: Path, cluster_id: int) -> Path:
