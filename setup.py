@@ -24,7 +24,7 @@ class BuildWithProtos(build_py):
 
 def compile_protos() -> None:
     """Generates the modules beside the sources that import them; protos/ mirrors the packages."""
-    from grpc_tools import protoc  # noqa: PLC0415  a build requirement, absent when only reading metadata
+    from grpc_tools import protoc
 
     sources = sorted(PROTOS.rglob("*.proto"))
     for source in sources:

@@ -38,7 +38,9 @@ def rooms_without_a_word() -> list[str]:
     """Packages that ARCHITECTURE.md does not mention."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     rooms = sorted(path.parent.name for path in (ROOT / "ravnest").glob("*/__init__.py"))
-    return [f"ARCHITECTURE.md: no word of the room {room}/" for room in rooms if f"{room}/" not in text]
+    return [
+        f"ARCHITECTURE.md: no word of the room {room}/" for room in rooms if f"{room}/" not in text
+    ]
 
 
 def main() -> int:

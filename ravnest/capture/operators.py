@@ -155,18 +155,14 @@ ATEN: Final = _BASE | {f"{name}_" for name in _BASE - _NOT_IN_PLACE if not name.
 
 PYTHON: Final[dict[str, Callable[..., Any]]] = {
     name: getattr(operator, name)
-    for name in (
-        "add sub mul truediv floordiv mod neg pos abs pow eq ne lt le gt ge and_ or_ not_ xor getitem"
-    ).split()
+    for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "pos", "abs", "pow", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "not_", "xor", "getitem"]
 }
 MATH: Final[dict[str, Callable[..., Any]]] = {
     name: getattr(math, name) for name in ("ceil", "floor", "trunc", "sqrt")
 }
 SYMBOLIC: Final[dict[str, Callable[..., Any]]] = {
     name: getattr(torch, name)
-    for name in (
-        "sym_int sym_float sym_max sym_min sym_not sym_ite sym_sum _sym_sqrt _sym_log2 _sym_cos _sym_sin"
-    ).split()
+    for name in ["sym_int", "sym_float", "sym_max", "sym_min", "sym_not", "sym_ite", "sym_sum", "_sym_sqrt", "_sym_log2", "_sym_cos", "_sym_sin"]
     if hasattr(torch, name)
 }
 _TABLES = {"operator": PYTHON, "math": MATH, "sym": SYMBOLIC}

@@ -12,7 +12,7 @@ from ravnest.averaging.averager import Averager
 from ravnest.capture.stage_file import LoadedStage
 from ravnest.metrics.events import EventLog
 from ravnest.node.evaluating import LeafEvaluation, StageEvaluator
-from ravnest.node.journal import RunJournal
+from ravnest.node.journal import NumberFile, RunJournal
 from ravnest.node.labels import label_source
 from ravnest.node.links import ClusterLinks
 from ravnest.node.pipeline import LossOfMicrobatch, StageParts, StagePipeline
@@ -43,6 +43,7 @@ class NodeInputs:
     Attributes:
         state: initial tensors of the stage.
         losses_path: where the leaf writes losses.
+        validations_path: where the root writes the metric of validations.
         progress: where the root shows its progress.
         window: messages the transport lets a sender be ahead.
     """
@@ -59,6 +60,7 @@ class NodeInputs:
     labels: Any
     test_labels: Any
     losses_path: Path
+    validations_path: Path
     trained: Path
     progress: TextIO
     window: int
@@ -94,8 +96,12 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
     links = ClusterLinks(plan, transport, inputs.codec)
     averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)
     rounds = RoundKeeper(averager, engine, inputs.settings, events)
-    losses_path = inputs.losses_path if plan.is_leaf else None
-    journal = RunJournal(events, losses_path, inputs.progress if plan.is_root else None)
+    journal = RunJournal(
+        events,
+        NumberFile(inputs.losses_path) if plan.is_leaf else None,
+        NumberFile(inputs.validations_path) if plan.is_root else None,
+        inputs.progress if plan.is_root else None,
+    )
     position = StagePosition(
         inputs.settings.schedule, plan.stage, plan.num_stages, inputs.settings.update_frequency
     )

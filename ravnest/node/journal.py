@@ -1,33 +1,54 @@
-"""What a node records of a run: events, losses.txt, and the progress its owner watches."""
+"""What a node records of a run: events, losses, validations, and the progress its owner watches."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TextIO
 
 from ravnest.metrics.events import EventLog, EventName
 from ravnest.metrics.progress import ProgressLine
 
+logger = logging.getLogger(__name__)
+
+
+class NumberFile:
+    """A text file with one number a line. A run's first number replaces what an earlier run wrote."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._mode = "w"
+
+    def append(self, number: float) -> None:
+        """Adds a line; it is in the file when this returns."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open(self._mode, encoding="utf-8") as file:
+            file.write(f"{number!r}\n")
+        self._mode = "a"
+
 
 class RunJournal:
-    """Writes as training goes on; a new run starts its files afresh.
+    """Writes as training goes on.
 
     Args:
-        losses_path: gets one line per optimizer step, None on nodes that compute no loss.
+        losses: gets a line per optimizer step, None on nodes that compute no loss.
+        validations: gets a line per validation, None on nodes that start none.
         stream: where progress is shown, None on nodes that show none.
     """
 
     def __init__(
-        self, events: EventLog, losses_path: Path | None, stream: TextIO | None
+        self,
+        events: EventLog,
+        losses: NumberFile | None,
+        validations: NumberFile | None,
+        stream: TextIO | None,
     ) -> None:
         self._events = events
-        self._losses_path = losses_path
+        self._losses = losses
+        self._validations = validations
         self._stream = stream
         self._progress = ProgressLine(stream)
         self._batches_per_epoch: int | None = None
-        if losses_path is not None:
-            losses_path.parent.mkdir(parents=True, exist_ok=True)
-            losses_path.write_text("")
 
     def expect(self, *, epochs: int, batches_per_epoch: int | None) -> None:
         """How long training will take, as far as the trainer knows."""
@@ -45,9 +66,22 @@ class RunJournal:
     def step_made(self, step: int, loss: float) -> None:
         """After an optimizer step; `loss` is the sum over its microbatches, as their gradients are."""
         self._events.emit(EventName.STEP, step=step, loss=loss)
-        if self._losses_path is not None:
-            with self._losses_path.open("a", encoding="utf-8") as file:
-                file.write(f"{loss!r}\n")
+        if self._losses is not None:
+            self._losses.append(loss)
+
+    def evaluated(self, name: str, value: float, num_samples: int, *, validation: bool) -> None:
+        """After an evaluation pass over the cluster."""
+        self._events.emit(
+            EventName.EVALUATION,
+            metric=name,
+            value=value,
+            num_samples=num_samples,
+            validation=validation,
+        )
+        kind = "validation" if validation else "evaluation"
+        logger.info("%s: %s %.4f over %d samples", kind, name, value, num_samples)
+        if validation and self._validations is not None:
+            self._validations.append(value)
 
     def epoch_ended(self, epoch: int, num_microbatches: int) -> None:
         """After the last step of an epoch and its averaging."""

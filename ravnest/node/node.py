@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch
 
-from ravnest.errors import ConfigError, RavnestError, TrainingError
+from ravnest.errors import RavnestError, TrainingError
 from ravnest.metrics.events import EventLog, EventName
 from ravnest.node.assembly import NodeInputs, NodeParts, assemble
 from ravnest.node.loading import initial_state, load_node, parse_node_name
@@ -125,6 +125,7 @@ class Node:
                 labels=labels,
                 test_labels=test_labels,
                 losses_path=_per_cluster(Path(loss_filename), self._plan.cluster_id),
+                validations_path=_per_cluster(chosen.val_filename, self._plan.cluster_id),
                 trained=chosen.trained,
                 progress=sys.stderr,
                 window=_window(self._plan),
@@ -251,17 +252,9 @@ class Node:
         """Names of the inputs that the captured model takes, in order; empty beyond the root."""
         return self._root.argument_names
 
-    def per_cluster(self, path: Path) -> Path:
-        """`path` for cluster 0, else with `_cluster_<c>` before its suffix."""
-        return _per_cluster(path, self._plan.cluster_id)
-
     def expect(self, *, epochs: int, batches_per_epoch: int | None) -> None:
         """Tells the progress line how long training will take."""
         self._parts.journal.expect(epochs=epochs, batches_per_epoch=batches_per_epoch)
-
-    def note_evaluation(self, results: Mapping[str, Any]) -> None:
-        """Records the results of a validation."""
-        self._events.emit(EventName.EVALUATION, **results)
 
     def set_metric(self, metric: Metric) -> None:
         """Replaces accuracy; `metric(predictions, targets)` returns a mean over the batch's samples."""

@@ -18,6 +18,8 @@ class NodeOptions:
         node_data: folder that clusterize wrote.
         trained: folder that trained sub-models are saved to.
         events: folder of the event log, `node_<id>.jsonl` in it.
+        val_filename: the root writes one line per validation to it; the roots of clusters above 0 add
+            `_cluster_<c>` to the name.
         schedule: "1f1b" (synchronous) or "async".
         seed: of the run's randomness; the root's counts. Default: torch's own initial seed.
         timeout_s: how long any wait for a peer may last before it is an error.
@@ -28,6 +30,7 @@ class NodeOptions:
     node_data: Path = Path("node_data")
     trained: Path = Path("trained")
     events: Path = Path("events")
+    val_filename: Path = Path("val_accuracies.txt")
     schedule: str = "1f1b"
     seed: int | None = None
     timeout_s: float = 600.0
@@ -44,7 +47,7 @@ class NodeOptions:
                 f"Node has no option {', '.join(map(repr, unknown))}; "
                 f"it has {', '.join(names)} beside the documented arguments"
             )
-        for name in ("node_data", "trained", "events"):
+        for name in ("node_data", "trained", "events", "val_filename"):
             if name in options:
                 options = {**options, name: Path(options[name])}
         parsed = cls(**options)

@@ -53,7 +53,7 @@ class RootDriver:
         self._ships_test = ships_test
         self._announced = False
         self._metric_name = "accuracy"
-        self._results: dict[str, Any] = {}
+        self._is_validation = False
         self.train_cursor: BatchCursor | None = None
         self.test_cursor: BatchCursor | None = None
         self.inputs_dtype: torch.dtype | None = None
@@ -100,6 +100,7 @@ class RootDriver:
         self._begin(evaluating=True)
         args = _positional(tensors)
         wants_output = output_type in (None, "output")
+        self._is_validation = output_type == "val_accuracy"
         current: CurrentBatch | None = None
         if self.test_cursor is not None and not wants_output:
             current = self.test_cursor.take()
@@ -134,11 +135,13 @@ class RootDriver:
     def close_evaluation(self) -> dict[str, Any]:
         """Ends an evaluation pass; its metric and number of samples, empty without a pass."""
         result = self._parts.evaluator.close_pass()
-        if result is not None:
-            value, num_samples = result
-            self._results = {self._metric_name: value, "num_samples": num_samples}
-            return dict(self._results)
-        return {}
+        if result is None:
+            return {}
+        value, num_samples = result
+        self._parts.journal.evaluated(
+            self._metric_name, value, num_samples, validation=self._is_validation
+        )
+        return {self._metric_name: value, "num_samples": num_samples}
 
     def end_phase(self, *, training: bool) -> dict[str, Any]:
         """Ends a phase for every stage: open work is completed, results are announced."""

@@ -16,9 +16,7 @@ logger = logging.getLogger(__name__)
 class SubmodelSaver:
     """Writes the newest weights of one stage on demand."""
 
-    def __init__(
-        self, plan: NodePlan, engine: StageEngine, folder: Path, events: EventLog
-    ) -> None:
+    def __init__(self, plan: NodePlan, engine: StageEngine, folder: Path, events: EventLog) -> None:
         self._plan = plan
         self._engine = engine
         self._path = submodel_path(folder, plan.cluster_id, plan.node_id)

@@ -35,7 +35,7 @@ def set_seed(seed: int = 42) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed={seed!r} is not possible; expected an integer in 0 .. {MAX_SEED}")
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002  users' code draws from numpy's global generator
+    np.random.seed(seed)
     torch.manual_seed(seed)
 
 

@@ -34,9 +34,7 @@ class UpdateSettings:
 class Updater:
     """Applies accumulated gradients. A stage without trainable parameters has nothing to apply."""
 
-    def __init__(
-        self, parameters: Iterable[torch.nn.Parameter], settings: UpdateSettings
-    ) -> None:
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], settings: UpdateSettings) -> None:
         self._settings = settings
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer | None = None

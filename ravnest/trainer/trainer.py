@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +15,6 @@ from ravnest.node.targets import Metric
 from ravnest.stage.updating import SchedulerFactory
 from ravnest.trainer.batches import split_batch
 from ravnest.trainer.sharding import ShardedLoader, shard_loader
-
-logger = logging.getLogger(__name__)
-
-VALIDATION_FILENAME = "val_accuracies.txt"
 
 
 class Trainer:
@@ -48,8 +42,6 @@ class Trainer:
         inputs_dtype: floating inputs are cast to it.
         metric: `f(predictions, targets) -> float`, a mean over the batch's samples; accuracy by default.
         shard: False gives every cluster all batches.
-        val_filename: the root writes one line per validation to it; roots of clusters above 0 add
-            `_cluster_<c>`.
     """
 
     def __init__(
@@ -68,7 +60,6 @@ class Trainer:
         *,
         metric: Metric | None = None,
         shard: bool = True,
-        val_filename: str | Path = VALIDATION_FILENAME,
     ) -> None:
         for name, value in (("epochs", epochs), ("val_freq", val_freq)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -88,7 +79,6 @@ class Trainer:
         self.train_loader = _own_share(train_loader, node, shard=shard)
         self.val_loader = None if val_loader is None else ShardedLoader(val_loader)
         self._is_driving = False
-        self._val_path = node.per_cluster(Path(val_filename))
         node.root.train_cursor = self.train_loader
         node.root.test_cursor = self.val_loader
         node.root.inputs_dtype = inputs_dtype
@@ -131,10 +121,8 @@ class Trainer:
         loader = self._require(self.val_loader, "val_loader")
         if not self.node.plan.is_root:
             return self.node.serve()
-        self._evaluate_batches(loader)
-        results = self.node.end_phase(training=False)
-        logger.info("evaluation: %s", _shown(results))
-        return results
+        self._evaluate_batches(loader, "accuracy")
+        return self.node.end_phase(training=False)
 
     def pred(self, data: Any) -> Any:
         """The model's output for inputs `data` (a tensor, tuple or mapping), in evaluation mode.
@@ -153,8 +141,6 @@ class Trainer:
     def prelim_checks(self) -> None:
         """What must hold before training starts; for subclasses to call first in `train`."""
         if self.node.plan.is_root:
-            self._val_path.parent.mkdir(parents=True, exist_ok=True)
-            self._val_path.write_text("")
             total = _length(self.train_loader)
             self.node.expect(epochs=self.epochs, batches_per_epoch=total)
 
@@ -166,19 +152,13 @@ class Trainer:
 
     def validate(self) -> dict[str, Any]:
         """Evaluates `val_loader` in the middle of training and notes the metric; on the root."""
-        self._evaluate_batches(self._require(self.val_loader, "val_loader"))
-        results = self.node.root.close_evaluation()
-        value = next(iter(results.values()), None)
-        with self._val_path.open("a", encoding="utf-8") as file:
-            file.write(f"{value!r}\n")
-        self.node.note_evaluation(results)
-        logger.info("validation: %s", _shown(results))
-        return results
+        self._evaluate_batches(self._require(self.val_loader, "val_loader"), "val_accuracy")
+        return self.node.root.close_evaluation()
 
-    def _evaluate_batches(self, loader: Iterable[Any]) -> None:
+    def _evaluate_batches(self, loader: Iterable[Any], output_type: str) -> None:
         for batch in loader:
             args, kwargs = self.inputs_of(batch)
-            self.node.no_grad_forward_compute(args, "val_accuracy", **kwargs)
+            self.node.no_grad_forward_compute(args, output_type, **kwargs)
 
     def _require(self, loader: ShardedLoader | None, name: str) -> ShardedLoader:
         if loader is None:
@@ -236,10 +216,3 @@ def _length(loader: ShardedLoader | None) -> int | None:
         return None if loader is None else len(loader)
     except TypeError:  # an iterable without a length
         return None
-
-
-def _shown(results: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in results.items()
-    )

@@ -80,6 +80,7 @@ def run_nodes(run: Run, script: Script, *, timeout_s: float = 30, **arguments: A
                 trained=run.folder / "trained",
                 events=run.folder / "events",
                 loss_filename=run.folder / "losses.txt",
+                val_filename=run.folder / "val_accuracies.txt",
                 **arguments,
             ) as node:
                 run.results[node_id] = script(node)

@@ -80,9 +80,7 @@ def test_another_metric_replaces_accuracy(tmp_path: Path) -> None:
 
     model = build()
     run = make_plan(tmp_path, model, kwargs=EXAMPLE)
-    run_cleanly(
-        run, lambda n: Trainer(n, val_loader=batches(), metric=mean_error).evaluate()
-    )
+    run_cleanly(run, lambda n: Trainer(n, val_loader=batches(), metric=mean_error).evaluate())
     model.eval()
     sizes = model(X, torch.tensor(1.5))["extra"][0].squeeze(1)
     expected = (sizes - Y).abs().mean().item()
@@ -116,7 +114,6 @@ def test_validation_in_training_and_evaluation_after_it(tmp_path: Path) -> None:
             val_loader=batches(),
             epochs=3,
             val_freq=2,
-            val_filename=tmp_path / "val_accuracies.txt",
         )
         trainer.train()
         return trainer.evaluate(), trainer.evaluate()
@@ -139,8 +136,6 @@ def test_a_loader_of_pairs_and_inputs_dtype(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     run = make_plan(tmp_path, model, (X[:4],), nodes=2)
     data = DataLoader(TensorDataset(X.double(), Y), batch_size=16)
-    run_cleanly(
-        run, lambda n: Trainer(n, val_loader=data, inputs_dtype=torch.float32).evaluate()
-    )
+    run_cleanly(run, lambda n: Trainer(n, val_loader=data, inputs_dtype=torch.float32).evaluate())
     expected = (model(X).argmax(1) == Y).float().mean().item()
     assert run.result_of(0)["accuracy"] == pytest.approx(expected)

@@ -52,9 +52,7 @@ def test_clusters_of_three_and_two_nodes_average_to_identical_bytes(
             torch.testing.assert_close(
                 after[0][name].to(expected.dtype), expected, rtol=1e-6, atol=1e-7, msg=name
             )
-    fused = [
-        model_fusion(c, node_data=node_data, trained=tmp_path / "trained") for c in range(2)
-    ]
+    fused = [model_fusion(c, node_data=node_data, trained=tmp_path / "trained") for c in range(2)]
     assert all(torch.equal(fused[0][name], fused[1][name]) for name in fused[0])
 
 

@@ -127,7 +127,9 @@ def test_a_node_that_is_not_in_the_plan_is_named(
 
 
 @pytest.mark.parametrize("name", ["0", "node_x", "Node_0", "node_01", "node_"])
-def test_a_bad_node_name_is_explained(name: str, tmp_path: Path, processes: Any, plan: Plan) -> None:
+def test_a_bad_node_name_is_explained(
+    name: str, tmp_path: Path, processes: Any, plan: Plan
+) -> None:
     process = processes.start([SCRIPT, name, "none", "5"], cwd=tmp_path)
     assert process.wait() == 1
     assert "expected node_<id>" in process.output

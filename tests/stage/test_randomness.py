@@ -42,7 +42,9 @@ def test_the_process_generator_is_left_as_it_was() -> None:
 
 def test_operator_seeds_are_stable_across_versions() -> None:
     """A changed hash would change every run's dropout; this pins it."""
-    assert operator_seed(42, 0, MicrobatchId(0, 0), 0) == operator_seed(42, 0, MicrobatchId(0, 0), 0)
+    assert operator_seed(42, 0, MicrobatchId(0, 0), 0) == operator_seed(
+        42, 0, MicrobatchId(0, 0), 0
+    )
     assert 0 <= operator_seed(2**64 - 1, 9, MicrobatchId(9, 9), 9) < 2**64
 
 
@@ -55,5 +57,7 @@ def test_set_seed_seeds_all_three() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True, "42", None])
 def test_an_impossible_seed_is_a_clear_value_error(seed: object) -> None:
-    with pytest.raises(ValueError, match=r"seed=.* is not possible; expected an integer in 0 \.\. "):
+    with pytest.raises(
+        ValueError, match=r"seed=.* is not possible; expected an integer in 0 \.\. "
+    ):
         set_seed(seed)  # type: ignore[arg-type]

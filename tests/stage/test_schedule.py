@@ -108,9 +108,7 @@ def test_an_end_that_is_learnt_late_changes_nothing(
     progress = Progress()
     while (action := next_action(position, progress)) is not None:
         if action.kind is ActionKind.FORWARD and action.number == count:
-            progress = Progress(
-                progress.forwards, progress.backwards, progress.steps, total=count
-            )
+            progress = Progress(progress.forwards, progress.backwards, progress.steps, total=count)
             continue
         actions.append(action)
         progress = progress.after(action)

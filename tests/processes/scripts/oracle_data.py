@@ -21,6 +21,8 @@ def loader() -> DataLoader:
     return DataLoader(TensorDataset(x, y), batch_size=MICROBATCH)
 
 
-def criterion(predictions: torch.Tensor, targets: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def criterion(
+    predictions: torch.Tensor, targets: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
     """Mean over the step: each microbatch's share of it."""
     return torch.nn.functional.cross_entropy(predictions, targets[1]) / FREQUENCY
