@@ -1,4 +1,4 @@
-"""clusterize: a model and a file of nodes to a plan and its files. Nothing is written before it fits."""
+"""clusterize: from a model and a file of nodes to a plan and its files."""
 
 from __future__ import annotations
 
