@@ -20,7 +20,7 @@ from ravnest.capture.diagnosis import origin
 from ravnest.capture.dtypes import dtype_name, dtype_of
 from ravnest.capture.program import ProgramBuilder, StageProgram
 from ravnest.capture.signature_json import structure_from_data
-from ravnest.capture.splitting import StageGraph
+from ravnest.capture.stages import StageGraph
 from ravnest.capture.strict_json import Field
 from ravnest.capture.values import ValueSpec
 from ravnest.errors import CaptureError

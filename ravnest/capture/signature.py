@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ravnest.capture.guards import Expression, evaluate
+from ravnest.capture.guards import describe as describe_condition
 from ravnest.errors import TrainingError
 from ravnest.plan.structure import Structure
 
@@ -227,9 +228,13 @@ class InputSignature:
         environment = {symbol: size for symbol, (size, _) in sizes.items()}
         for guard in self.guards:
             if not evaluate(guard, environment):
+                known = ", ".join(
+                    f"{symbol} = {size} ({where})" for symbol, (size, where) in sizes.items()
+                )
                 raise TrainingError(
-                    f"input sizes {environment} break the condition {guard} that the model was captured under",
-                    hint="capture the model with an example of the size you train with",
+                    f"the model was captured under the condition {describe_condition(guard)}, "
+                    f"which the inputs break: {known}",
+                    hint="capture the model with an example of the sizes you train with",
                 )
 
     def _describe(self, value: Structure | None) -> str:

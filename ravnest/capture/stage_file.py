@@ -17,7 +17,7 @@ from ravnest.capture.graph_json import graph_to_data, program_from_data
 from ravnest.capture.program import StageProgram
 from ravnest.capture.signature import InputSignature
 from ravnest.capture.signature_json import signature_from_data, signature_to_data
-from ravnest.capture.splitting import StageGraphs
+from ravnest.capture.stages import StageGraphs
 from ravnest.capture.state import StoredTensor
 from ravnest.capture.strict_json import Field, read
 from ravnest.errors import CaptureError, PlanFileError

@@ -6,6 +6,7 @@ inputs and outputs is ours to describe, needs no registration, and plain values 
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import re
@@ -175,7 +176,7 @@ def _restored(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _quiet(*, report: bool) -> Iterator[None]:
     """Keeps the exporter's own chatter out; passes on what it says about lost attributes."""
-    names = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export")
+    names = ("torch.fx.experimental", "torch.export", "torch._export", "torch._subclasses")
     loggers = [logging.getLogger(name) for name in names]
     levels = [each.level for each in loggers]
     with warnings.catch_warnings(record=True) as caught:
@@ -199,24 +200,58 @@ def _quiet(*, report: bool) -> Iterator[None]:
 
 @contextmanager
 def _watched() -> Iterator[_Sightings]:
-    """Notes custom autograd functions and tensor hooks, which the exporter drops in silence."""
+    """Notes custom autograd functions and tensor hooks, which the exporter drops in silence.
+
+    A function's `apply` may have been bound long ago, so its `forward` is watched as well.
+    """
     seen = _Sightings()
-    original_apply = torch.autograd.Function.__dict__["apply"]
-    original_hook = torch.Tensor.register_hook
+    replaced: list[tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, value: Any) -> None:
+        replaced.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, value)
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__.partition(".")[0] != "torch":
+        if not _is_torchs(cls):
             seen.functions.append(f"{cls.__module__}.{cls.__qualname__}")
-        return original_apply.__func__(cls, *args, **kwargs)
+        return original_apply(cls, *args, **kwargs)
 
     def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
         seen.hooks += 1
         return original_hook(tensor, hook)
 
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
-    torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
+    original_apply = vars(torch.autograd.Function)["apply"].__func__
+    original_hook = torch.Tensor.register_hook
     try:
+        replace(torch.autograd.Function, "apply", classmethod(apply))
+        replace(torch.Tensor, "register_hook", register_hook)
+        for function in _custom_functions(torch.autograd.Function):
+            if isinstance(vars(function).get("forward"), staticmethod):
+                replace(function, "forward", _noting(function, seen))
         yield seen
     finally:
-        torch.autograd.Function.apply = original_apply
-        torch.Tensor.register_hook = original_hook  # type: ignore[method-assign]
+        for owner, name, value in reversed(replaced):
+            setattr(owner, name, value)
+
+
+def _noting(function: type, seen: _Sightings) -> Any:
+    """A stand-in for a function's forward that notes its use."""
+    original = vars(function)["forward"].__func__
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        seen.functions.append(f"{function.__module__}.{function.__qualname__}")
+        return original(*args, **kwargs)
+
+    return staticmethod(forward)
+
+
+def _custom_functions(base: type) -> Iterator[type]:
+    for function in base.__subclasses__():
+        if not _is_torchs(function):
+            yield function
+        yield from _custom_functions(function)
+
+
+def _is_torchs(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "torch"
