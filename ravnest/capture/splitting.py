@@ -1,7 +1,7 @@
 """Cuts a captured model into stages: per stage one graph per mode, and the state it owns.
 
-A value that is needed later passes through every stage between its maker and its last reader, so that
-the outputs of one stage are exactly the inputs of the next.
+A value that is needed later passes through every stage between its maker and its last reader, so
+that the outputs of one stage are exactly the inputs of the next.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _check_cuts(captured: CapturedModel, cuts: Sequence[int]) -> None:
             at = bisect.bisect(legal, cut)
             raise CaptureError(
                 f"the model cannot be cut at {cut}",
-                hint=f"the nearest positions that are possible are {list(legal[max(at - 1, 0) : at + 1])}",
+                hint=f"the nearest legal positions are {list(legal[max(at - 1, 0) : at + 1])}",
             )
 
 
@@ -203,12 +203,12 @@ def _is_floating(dtype: torch.dtype) -> bool:
 
 def _spec(node: fx.Node, differentiable: set[fx.Node], name: str | None = None) -> ValueSpec:
     value = node.meta.get("val")
-    is_tensor = isinstance(value, torch.Tensor)
+    dtype = value.dtype if isinstance(value, torch.Tensor) else None
     return ValueSpec(
         name=wire_name(node) if name is None else name,
-        dtype=value.dtype if is_tensor else None,
-        is_tensor=is_tensor,
-        differentiable=is_tensor and node in differentiable,
+        dtype=dtype,
+        is_tensor=dtype is not None,
+        differentiable=dtype is not None and node in differentiable,
     )
 
 

@@ -18,8 +18,8 @@ class StageGraph:
     """One stage in one mode.
 
     Attributes:
-        graph: placeholders' targets are wire names, get_attr targets stored names, the output is the
-            tuple of values in the order of `outputs`.
+        graph: placeholders' targets are wire names, get_attr targets stored names, the output is
+            the tuple of values in the order of `outputs`.
         inputs: what comes in, in the order of the placeholders.
         outputs: what goes out, in order.
         output_structure: on the leaf, how the model nests its outputs.
@@ -38,8 +38,8 @@ class StageGraphs:
     Attributes:
         parameters: owned here, by original name, in the model's order.
         buffers: persistent buffers owned here, likewise.
-        constants: non-persistent buffers, lifted constants, and copies of buffers that are only read
-            and owned by another stage.
+        constants: non-persistent buffers, lifted constants, and copies of buffers that are only
+            read and owned by another stage.
         signature: on the root, what a call must look like.
     """
 

@@ -1,4 +1,4 @@
-"""Runs torch.export on a model without leaving a trace on it, and turns the result into a flat graph.
+"""Runs torch.export on a model without leaving a trace on it.
 
 The model is exported inside a wrapper that takes and returns flat tensors, so that any nesting of
 inputs and outputs is ours to describe, needs no registration, and plain values never become inputs.
@@ -6,14 +6,13 @@ inputs and outputs is ours to describe, needs no registration, and plain values 
 
 from __future__ import annotations
 
-import functools
 import logging
 import random
 import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ravnest.capture.diagnosis import explain, first_lines
 from ravnest.capture.example import Example
+from ravnest.capture.watching import watched
 from ravnest.errors import CaptureError
 from ravnest.plan.structure import Structure, flatten
 
@@ -57,7 +57,7 @@ class _FlatModel(nn.Module):
                 raise CaptureError(
                     f"output {index} of {type(self.model).__name__} is a {type(leaf).__name__}, "
                     "expected tensors, plain values and containers of them",
-                    hint="return tensors only; for a transformers model set model.config.use_cache = False",
+                    hint="return tensors only; for transformers set model.config.use_cache = False",
                 )
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
             raise CaptureError(
@@ -70,14 +70,6 @@ _OUTPUT_TYPES = (
     *(torch.Tensor, bool, int, float, str),
     *(torch.SymInt, torch.SymFloat, torch.SymBool),
 )
-
-
-@dataclass(slots=True)
-class _Sightings:
-    """What the trace would lose without a word."""
-
-    functions: list[str] = field(default_factory=list)
-    hooks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +99,17 @@ def trace(model: nn.Module, example: Example, *, training: bool) -> Traced:
             model.eval()
         elif not model.training:
             model.train()
-        seen = stack.enter_context(_watched())
+        seen = stack.enter_context(watched())
         traced = _export(_FlatModel(model, example), example.tensors, mode)
     if seen.functions:
         raise CaptureError(
             f"{type(model).__name__} uses the custom autograd function {seen.functions[0]}, "
             "whose backward a captured graph would silently replace",
-            hint="write it with ordinary torch operators, whose gradients autograd knows",
+            hint=(
+                "pass use_reentrant=False to torch.utils.checkpoint"
+                if "CheckpointFunction" in seen.functions[0]
+                else "write it with ordinary torch operators, whose gradients autograd knows"
+            ),
         )
     if seen.hooks:
         raise CaptureError(
@@ -192,66 +188,7 @@ def _quiet(*, report: bool) -> Iterator[None]:
     lost = sorted(name for name in found if "._flat_weights[" not in name)  # an RNN's own cache
     if report and lost:
         logger.warning(
-            "forward assigns the attributes %s, a captured graph will not; nothing is lost unless a "
-            "later forward reads them (then make them buffers with register_buffer)",
+            "forward assigns the attributes %s, a captured graph will not; nothing is lost unless "
+            "a later forward reads them (then make them buffers with register_buffer)",
             ", ".join(lost),
         )
-
-
-@contextmanager
-def _watched() -> Iterator[_Sightings]:
-    """Notes custom autograd functions and tensor hooks, which the exporter drops in silence.
-
-    A function's `apply` may have been bound long ago, so its `forward` is watched as well.
-    """
-    seen = _Sightings()
-    replaced: list[tuple[Any, str, Any]] = []
-
-    def replace(owner: Any, name: str, value: Any) -> None:
-        replaced.append((owner, name, vars(owner)[name]))
-        setattr(owner, name, value)
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_torchs(cls):
-            seen.functions.append(f"{cls.__module__}.{cls.__qualname__}")
-        return original_apply(cls, *args, **kwargs)
-
-    def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
-        seen.hooks += 1
-        return original_hook(tensor, hook)
-
-    original_apply = vars(torch.autograd.Function)["apply"].__func__
-    original_hook = torch.Tensor.register_hook
-    try:
-        replace(torch.autograd.Function, "apply", classmethod(apply))
-        replace(torch.Tensor, "register_hook", register_hook)
-        for function in _custom_functions(torch.autograd.Function):
-            if isinstance(vars(function).get("forward"), staticmethod):
-                replace(function, "forward", _noting(function, seen))
-        yield seen
-    finally:
-        for owner, name, value in reversed(replaced):
-            setattr(owner, name, value)
-
-
-def _noting(function: type, seen: _Sightings) -> Any:
-    """A stand-in for a function's forward that notes its use."""
-    original = vars(function)["forward"].__func__
-
-    @functools.wraps(original)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        seen.functions.append(f"{function.__module__}.{function.__qualname__}")
-        return original(*args, **kwargs)
-
-    return staticmethod(forward)
-
-
-def _custom_functions(base: type) -> Iterator[type]:
-    for function in base.__subclasses__():
-        if not _is_torchs(function):
-            yield function
-        yield from _custom_functions(function)
-
-
-def _is_torchs(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "torch"

@@ -1,4 +1,4 @@
-"""Runs loaded stages one after another in one process, as nodes would, and the original beside them."""
+"""Runs loaded stages one after another, as nodes would, and the original model beside them."""
 
 from __future__ import annotations
 
@@ -98,9 +98,7 @@ def train_chain(stages: Sequence[LoadedStage], args: Any, kwargs: Mapping[str, A
 def _backward(stages: Sequence[LoadedStage], records: list[Any], output: Any) -> None:
     loss_of(output).backward(retain_graph=False)
     arrived = {n: v.grad for n, v in records[-1][0].items() if isinstance(v, torch.Tensor)}
-    for stage, (inputs, outputs) in zip(
-        reversed(stages[:-1]), reversed(records[:-1]), strict=True
-    ):
+    for stage, (inputs, outputs) in zip(reversed(stages[:-1]), reversed(records[:-1]), strict=True):
         pairs = [
             (outputs[spec.name], arrived[spec.name])
             for spec in stage.train.outputs

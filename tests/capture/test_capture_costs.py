@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from capture_chain import even_cuts
-from capture_zoo import CASES, captured
+from capture_zoo import CASES, build, call, captured
 from torch import nn
 
 from ravnest.capture.exporting import capture_model
@@ -42,8 +42,6 @@ def test_saved_bytes_are_what_autograd_keeps() -> None:
 
 @pytest.mark.parametrize("name", ["cnn", "gpt", "residual"])
 def test_propagated_and_measured_costs_agree(name: str) -> None:
-    from capture_zoo import build, call  # noqa: PLC0415  only here
-
     propagated = captured(name).costs
     measured = capture_model(build(name), *call(name), run_forward=True).costs
     assert propagated.forward_flops == measured.forward_flops

@@ -1,4 +1,4 @@
-"""What cannot be captured is refused with module, line, reason and advice; the model stays as it was."""
+"""What cannot be captured is refused with place, reason and advice; the model stays as it was."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from ravnest.capture.exporting import capture_model
 from ravnest.errors import CaptureError, TrainingError
@@ -26,6 +27,10 @@ class Tripled(torch.autograd.Function):
 
 
 TRIPLED = Tripled.apply
+
+
+def tripled(x: torch.Tensor) -> torch.Tensor:
+    return Tripled.apply(x)
 
 
 class Inner(nn.Module):
@@ -62,8 +67,12 @@ def branching(x: torch.Tensor) -> torch.Tensor:
 
 
 CASES: dict[str, tuple[Callable[[torch.Tensor], Any], list[str]]] = {
-    "autograd_function": (lambda x: Tripled.apply(x), ["Tripled", "autograd function", "hint"]),
-    "bound_autograd_function": (lambda x: TRIPLED(x), ["Tripled", "autograd function"]),
+    "autograd_function": (tripled, ["Tripled", "autograd function", "hint"]),
+    "bound_autograd_function": (TRIPLED, ["Tripled", "autograd function"]),
+    "reentrant_checkpoint": (
+        lambda x: checkpoint(torch.tanh, x, use_reentrant=True),
+        ["CheckpointFunction", "use_reentrant=False"],
+    ),
     "data_dependent": (branching, ["'inner'", "test_capture_refusals.py:", "torch.where"]),
     "numpy": (lambda x: torch.from_numpy(x.detach().numpy()), ["numpy", "'inner'"]),
     "cond": (
