@@ -1,0 +1,91 @@
+"""Turns what torch.export raises into a sentence: which module and line, why, and what to do."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import torch
+from torch import fx, nn
+
+from ravnest.errors import CaptureError
+
+_PACKAGE = str(Path(__file__).resolve().parent)
+_TORCH = str(Path(torch.__file__).resolve().parent)
+_ADVICE = (
+    (
+        ("data-dependent", "Could not guard", "Could not extract specialized integer"),
+        "the path taken depends on a tensor's values; use torch.where or a mask instead of a "
+        "Python if or loop over them",
+    ),
+    (
+        (".numpy()", "numpy"),
+        "numpy cannot be captured; use the torch function of the same name",
+    ),
+    (
+        ("Mixing fake modes", "meta"),
+        "keep the model and the example inputs on the same device",
+    ),
+)
+_DEFAULT_ADVICE = (
+    "rewrite that part with torch operators only; torch.export.export(model, args, strict=False) "
+    "shows whether it is captured"
+)
+
+
+def explain(error: Exception, model: nn.Module, mode: str) -> CaptureError:
+    """A CaptureError that says in its first line what `error` hides in pages of text."""
+    location = _where(error, model)
+    reason = first_lines(str(error)) or type(error).__name__
+    advice = next((text for words, text in _ADVICE if any(w in reason for w in words)), None)
+    return CaptureError(
+        f"{type(model).__name__} cannot be captured in {mode} mode{location}: "
+        f"{type(error).__name__}: {reason}",
+        hint=advice or _DEFAULT_ADVICE,
+    )
+
+
+def first_lines(text: str, limit: int = 300) -> str:
+    """The first paragraph of a long message, on one line."""
+    paragraph: list[str] = []
+    for line in text.strip().splitlines():
+        if not line.strip():
+            break
+        paragraph.append(line.strip())
+    joined = " ".join(paragraph)
+    return joined if len(joined) <= limit else f"{joined[:limit]}..."
+
+
+def origin(node: fx.Node) -> str:
+    """Module and line that a node comes from, as far as the exporter recorded them."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    module = stack[-1][0] if stack and isinstance(stack[-1], tuple) else ""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    places = [line for line in lines if line.startswith("File ")]
+    own = [line for line in places if not any(f in line for f in (_TORCH, _PACKAGE, '"torch/'))]
+    place = own[-1] if own else ""
+    parts = []
+    if module and module not in ("model", "L['self']"):
+        parts.append(f"in module {module.removeprefix('model.')!r}")
+    if place:
+        parts.append(f"at {place}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _where(error: Exception, model: nn.Module) -> str:
+    """` in module 'a.b' at file:line` of the innermost frame of the model's code."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    names = {id(module): name for name, module in model.named_modules()}
+    text = ""
+    for frame, _ in reversed(frames):
+        if name := names.get(id(frame.f_locals.get("self"))):
+            text = f" in module {name!r}"
+            break
+    # The callers of the capture are no part of the model: only what torch calls back counts.
+    files = [frame.f_code.co_filename for frame, _ in frames]
+    inside = next((i for i, file in enumerate(files) if file.startswith(_PACKAGE)), len(files))
+    for frame, line in reversed(frames[inside:]):
+        file = frame.f_code.co_filename
+        if not file.startswith((_TORCH, _PACKAGE, "<")):
+            return f"{text} at {file}:{line}"
+    return text

@@ -1,0 +1,118 @@
+"""A stage as a function of explicit state and inputs, compiled once to straight-line Python.
+
+Every name in the generated source is this module's own; operators and arguments are objects that
+the loader has checked.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ravnest.capture.operators import initialised
+from ravnest.capture.values import ValueSpec
+from ravnest.plan.structure import Structure
+
+SeedOperator = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgram:
+    """One mode of a stage.
+
+    Attributes:
+        inputs: what a call needs, by name.
+        outputs: what it returns, in order.
+        output_structure: on the leaf, how the model nests `outputs`.
+        state_names: what it looks up in the state.
+    """
+
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+    output_structure: Structure | None
+    state_names: tuple[str, ...]
+    _function: Callable[..., tuple[Any, ...]] = field(repr=False)
+
+    def __call__(
+        self,
+        state: Mapping[str, torch.Tensor],
+        inputs: Mapping[str, Any],
+        seed_operator: SeedOperator,
+    ) -> dict[str, Any]:
+        """Runs the stage.
+
+        Args:
+            state: parameters, buffers and constants by name; may hold other versions than were
+                loaded. Buffers are changed in place as the model does, nothing else is.
+            inputs: by wire name; further ones are ignored.
+            seed_operator: called with an operator's position in the whole model's graph right
+                before it draws random numbers; the same however the model is cut.
+
+        Returns:
+            The outputs by name, in order; tensors, and plain values where the spec says so.
+        """
+        values = self._function(
+            seed_operator,
+            *[state[name] for name in self.state_names],
+            *[inputs[spec.name] for spec in self.inputs],
+        )
+        return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
+
+
+class ProgramBuilder:
+    """Collects checked nodes and compiles them."""
+
+    def __init__(self, state_names: tuple[str, ...], inputs: tuple[ValueSpec, ...]) -> None:
+        self._graph = fx.Graph()
+        self._inputs = inputs
+        self._seed = self._graph.placeholder("seed_operator")
+        self._found: dict[tuple[str, str], fx.Node] = {}
+        for index, name in enumerate(state_names):
+            self._found["state", name] = self._graph.placeholder(f"state_{index}")
+        for index, spec in enumerate(inputs):
+            self._found["input", spec.name] = self._graph.placeholder(f"input_{index}")
+
+    def find(self, kind: str, name: str) -> fx.Node | None:
+        """The value of a node, input or state name so far."""
+        return self._found.get((kind, name))
+
+    def add(
+        self,
+        name: str,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        random_position: int | None,
+    ) -> bool:
+        """Appends a call; False when the name is taken."""
+        if ("node", name) in self._found:
+            return False
+        if random_position is not None:
+            self._graph.call_function(operator.call, (self._seed, random_position))
+        safe = initialised(target)
+        if safe is torch.ops.aten.zeros.default:
+            kwargs = {key: value for key, value in kwargs.items() if key != "memory_format"}
+        self._found["node", name] = self._graph.call_function(safe, args, kwargs)
+        return True
+
+    def finish(
+        self,
+        results: tuple[Any, ...],
+        outputs: tuple[ValueSpec, ...],
+        output_structure: Structure | None,
+    ) -> StageProgram:
+        """Compiles the program; state that no node reads is not asked for."""
+        self._graph.output(results)
+        names: list[str] = []
+        for (kind, name), node in list(self._found.items()):
+            if kind == "state" and node.users:
+                names.append(name)
+            elif kind == "state":
+                self._graph.erase_node(node)
+        module = fx.GraphModule(nn.Module(), self._graph)
+        return StageProgram(self._inputs, outputs, output_structure, tuple(names), module.forward)

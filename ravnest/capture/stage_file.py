@@ -1,0 +1,215 @@
+"""A stage on disk: `graph.json` (own format, no code) and `weights.safetensors`; strictly back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from ravnest.capture.dtypes import dtype_name, dtype_of
+from ravnest.capture.graph_json import graph_to_data, program_from_data
+from ravnest.capture.program import StageProgram
+from ravnest.capture.signature import InputSignature
+from ravnest.capture.signature_json import signature_from_data, signature_to_data
+from ravnest.capture.stages import StageGraphs
+from ravnest.capture.state import StoredTensor
+from ravnest.capture.strict_json import Field, read
+from ravnest.errors import CaptureError, PlanFileError
+
+SCHEMA_VERSION = 1
+GRAPH_FILE = "graph.json"
+WEIGHTS_FILE = "weights.safetensors"
+
+_MAX_TENSORS = 100_000
+_MAX_STAGES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStage:
+    """A stage ready to run.
+
+    Attributes:
+        index: position in the cluster, 0 is the root.
+        parameters: by original name, in the model's order; plain tensors that want no gradient yet.
+        trainable: names of the parameters that get one.
+        buffers: persistent buffers owned here, in the model's order.
+        constants: non-persistent buffers, lifted constants, and read-only copies of others'
+            buffers.
+        train: program of the train mode.
+        eval: program of the eval mode.
+        signature: on the root, what a call must look like.
+    """
+
+    index: int
+    num_stages: int
+    parameters: Mapping[str, torch.Tensor]
+    trainable: frozenset[str]
+    buffers: Mapping[str, torch.Tensor]
+    constants: Mapping[str, torch.Tensor]
+    train: StageProgram
+    eval: StageProgram
+    signature: InputSignature | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """A tensor that graph.json says the weights file has."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    group: str
+    trainable: bool
+
+
+def write_stage(stage: StageGraphs, directory: Path) -> None:
+    """Writes a stage's two files; the same stage gives the same bytes.
+
+    Args:
+        stage: one of `split`'s.
+        directory: made when it is not there; only the two files are written.
+
+    Raises:
+        CaptureError: an operator, argument or tensor that a file cannot hold.
+        OSError: the files cannot be written.
+    """
+    data = {
+        "schema": SCHEMA_VERSION,
+        "stage": stage.index,
+        "num_stages": stage.num_stages,
+        "parameters": [_tensor_to_data(each) for each in stage.parameters.values()],
+        "buffers": [_tensor_to_data(each) for each in stage.buffers.values()],
+        "constants": [_tensor_to_data(each) for each in stage.constants.values()],
+        "train": graph_to_data(stage.train),
+        "eval": graph_to_data(stage.eval),
+        "signature": None if stage.signature is None else signature_to_data(stage.signature),
+    }
+    text = json.dumps(data, sort_keys=True, allow_nan=False, separators=(",", ":"))
+    groups = (stage.parameters, stage.buffers, stage.constants)
+    tensors = {name: _contents(each) for group in groups for name, each in group.items()}
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / GRAPH_FILE).write_bytes(text.encode("utf-8"))
+    save_file(tensors, directory / WEIGHTS_FILE)
+
+
+def load_stage(directory: Path, device: torch.device | str = "cpu") -> LoadedStage:
+    """Reads a stage back without trusting it: nothing in the files can run code.
+
+    Args:
+        directory: holds the two files of `write_stage`.
+        device: where weights go and factories make their tensors.
+
+    Raises:
+        PlanFileError: any fault, naming file and field.
+    """
+    device = torch.device(device)
+    field = read(directory / GRAPH_FILE)
+    if isinstance(field.value, dict) and field.value.get("schema") not in (None, SCHEMA_VERSION):
+        field["schema"].fail(f"expected {SCHEMA_VERSION}, got {field.value['schema']!r}")
+    field.members(
+        (
+            *("schema", "stage", "num_stages", "parameters", "buffers", "constants"),
+            *("train", "eval", "signature"),
+        )
+    )
+    declared = {each.name: each for each in _declared(field)}
+    num_stages = field["num_stages"].integer(low=1, high=_MAX_STAGES)
+    signature = field["signature"]
+    train = program_from_data(field["train"], declared, device)
+    evaluation = program_from_data(field["eval"], declared, device)
+    tensors = _read_weights(directory / WEIGHTS_FILE, declared, device)
+    return LoadedStage(
+        index=field["stage"].integer(high=num_stages - 1),
+        num_stages=num_stages,
+        parameters=_group(tensors, declared, "parameters"),
+        trainable=frozenset(each.name for each in declared.values() if each.trainable),
+        buffers=_group(tensors, declared, "buffers"),
+        constants=_group(tensors, declared, "constants"),
+        train=train,
+        eval=evaluation,
+        signature=None if signature.value is None else signature_from_data(signature),
+    )
+
+
+def _tensor_to_data(each: StoredTensor) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "name": each.name,
+        "dtype": dtype_name(each.tensor.dtype),
+        "shape": list(each.tensor.shape),
+    }
+    return data | {"trainable": each.trainable} if each.is_parameter else data
+
+
+def _contents(each: StoredTensor) -> torch.Tensor:
+    """The tensor's values in memory of their own, which safetensors needs."""
+    tensor = each.tensor.detach()
+    if tensor.is_meta:
+        raise CaptureError(
+            f"{each.name} is on the meta device and has no values to write",
+            hint="load the model's weights before writing its stages",
+        )
+    if tensor.layout is not torch.strided:
+        raise CaptureError(
+            f"{each.name} is a {tensor.layout} tensor, only dense ones can be written",
+            hint="call to_dense() on it before capturing",
+        )
+    own = tensor.cpu().contiguous().resolve_conj().resolve_neg()
+    return own.clone() if own.untyped_storage().nbytes() != own.nbytes else own
+
+
+def _declared(field: Field) -> Iterator[_Declared]:
+    seen: set[str] = set()
+    for group in ("parameters", "buffers", "constants"):
+        flags = ("trainable",) if group == "parameters" else ()
+        for item in field[group].items(_MAX_TENSORS):
+            item.members(("name", "dtype", "shape", *flags))
+            name = item["name"].text()
+            if name in seen:
+                item["name"].fail(f"tensor {name!r} is declared twice")
+            seen.add(name)
+            shape = tuple(size.integer() for size in item["shape"].items(64))
+            trainable = item["trainable"].flag() if flags else False
+            yield _Declared(name, dtype_of(item["dtype"]), shape, group, trainable)
+
+
+def _read_weights(
+    path: Path, declared: Mapping[str, _Declared], device: torch.device
+) -> dict[str, torch.Tensor]:
+    """The declared tensors, each in memory of its own; the file has these and no others."""
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            present = set(file.keys())
+            if missing := sorted(declared.keys() - present):
+                raise PlanFileError(f"{path}: tensors {missing[:5]} are missing")
+            if extra := sorted(present - declared.keys()):
+                raise PlanFileError(f"{path}: tensors {extra[:5]} are not declared in {GRAPH_FILE}")
+            for each in declared.values():
+                shape = tuple(file.get_slice(each.name).get_shape())
+                if shape != each.shape:
+                    raise PlanFileError(
+                        f"{path}: tensor {each.name!r} has shape {list(shape)}, "
+                        f"{GRAPH_FILE} says {list(each.shape)}"
+                    )
+                tensor = file.get_tensor(each.name)
+                if tensor.dtype != each.dtype:
+                    raise PlanFileError(
+                        f"{path}: tensor {each.name!r} is {tensor.dtype}, "
+                        f"{GRAPH_FILE} says {each.dtype}"
+                    )
+                tensors[each.name] = tensor.to(device, copy=True)
+    except (OSError, SafetensorError) as error:
+        raise PlanFileError(f"{path}: no valid safetensors file: {error}") from error
+    return tensors
+
+
+def _group(
+    tensors: Mapping[str, torch.Tensor], declared: Mapping[str, _Declared], group: str
+) -> dict[str, torch.Tensor]:
+    return {name: tensors[name] for name, each in declared.items() if each.group == group}

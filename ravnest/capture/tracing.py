@@ -1,0 +1,194 @@
+"""Runs torch.export on a model without leaving a trace on it.
+
+The model is exported inside a wrapper that takes and returns flat tensors, so that any nesting of
+inputs and outputs is ours to describe, needs no registration, and plain values never become inputs.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from ravnest.capture.diagnosis import explain, first_lines
+from ravnest.capture.example import Example
+from ravnest.capture.watching import watched
+from ravnest.errors import CaptureError
+from ravnest.plan.structure import Structure, flatten
+
+logger = logging.getLogger(__name__)
+
+_ATTRIBUTE = re.compile(r"self\.model\.([\w.\[\]]+)(?=[^.]*assigned during export)")
+
+PREFIX = "model."
+"""Front of every state name in an exported program: the wrapper's attribute for the model."""
+
+
+@dataclass(slots=True)
+class _Nesting:
+    """The output's structure; apart from the module, whose attributes the exporter puts back."""
+
+    structure: Structure = 0
+
+
+class _FlatModel(nn.Module):
+    """Takes the example's tensors and returns the output's leaves; notes how they were nested."""
+
+    def __init__(self, model: nn.Module, example: Example) -> None:
+        super().__init__()
+        self.model = model
+        self.nesting = _Nesting()
+        self._example = example
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        leaves, self.nesting.structure = flatten(self._example.call(self.model, tensors))
+        for index, leaf in enumerate(leaves):
+            if not isinstance(leaf, _OUTPUT_TYPES) and leaf is not None:
+                raise CaptureError(
+                    f"output {index} of {type(self.model).__name__} is a {type(leaf).__name__}, "
+                    "expected tensors, plain values and containers of them",
+                    hint="return tensors only; for transformers set model.config.use_cache = False",
+                )
+        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            raise CaptureError(
+                f"{type(self.model).__name__} returns no tensor", hint="return at least one tensor"
+            )
+        return tuple(leaves)
+
+
+_OUTPUT_TYPES = (
+    *(torch.Tensor, bool, int, float, str),
+    *(torch.SymInt, torch.SymFloat, torch.SymBool),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """An exported program, and how its outputs nest."""
+
+    program: ExportedProgram
+    structure: Structure
+
+
+def trace(model: nn.Module, example: Example, *, training: bool) -> Traced:
+    """Exports one mode, with every size dynamic where possible.
+
+    Args:
+        model: its flags, state and attributes are afterwards as before.
+        example: sizes to trace with.
+        training: train mode (flags as the user left them if the model is in train mode) or eval.
+
+    Raises:
+        CaptureError: the model cannot be exported, or would be captured wrongly.
+    """
+    mode = "train" if training else "eval"
+    with ExitStack() as stack:
+        stack.enter_context(_restored(model))
+        stack.enter_context(_quiet(report=training))
+        if not training:
+            model.eval()
+        elif not model.training:
+            model.train()
+        seen = stack.enter_context(watched())
+        traced = _export(_FlatModel(model, example), example.tensors, mode)
+    if seen.functions:
+        raise CaptureError(
+            f"{type(model).__name__} uses the custom autograd function {seen.functions[0]}, "
+            "whose backward a captured graph would silently replace",
+            hint=(
+                "pass use_reentrant=False to torch.utils.checkpoint"
+                if "CheckpointFunction" in seen.functions[0]
+                else "write it with ordinary torch operators, whose gradients autograd knows"
+            ),
+        )
+    if seen.hooks:
+        raise CaptureError(
+            f"{type(model).__name__}.forward registers a gradient hook on a tensor, "
+            "which a captured graph would silently drop",
+            hint="remove the call of register_hook from forward",
+        )
+    return traced
+
+
+def _export(flat: _FlatModel, tensors: Sequence[torch.Tensor], mode: str) -> Traced:
+    """Exports with all sizes dynamic, else the first one only, else none."""
+    attempts = (None, 1, 0)
+    for dims in attempts:
+        try:
+            shapes = (tuple(_dynamic(tensor, dims) for tensor in tensors),)
+            program = torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
+        except CaptureError:
+            raise
+        except Exception as error:
+            if dims == 0 or isinstance(error, GuardOnDataDependentSymNode):
+                raise explain(error, flat.model, mode) from error
+            logger.debug("export with %s dynamic sizes failed: %s", dims, first_lines(str(error)))
+            continue
+        if dims == 0:
+            logger.warning(
+                "%s was captured in %s mode for exactly the example's shapes: "
+                "a batch of another size, also a partial last one, will be refused",
+                *(type(flat.model).__name__, mode),
+            )
+        return Traced(program, flat.nesting.structure)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _dynamic(tensor: torch.Tensor, dims: int | None) -> dict[int, Any]:
+    return dict.fromkeys(range(tensor.dim() if dims is None else min(dims, tensor.dim())), Dim.AUTO)
+
+
+@contextmanager
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Puts plain attributes (training flags among them) and random generators back afterwards.
+
+    Tensors need no care: the exporter works on fake ones.
+    """
+    plain = (bool, int, float, str, type(None))
+    before = [
+        (module, {k: v for k, v in vars(module).items() if type(v) in plain})
+        for module in model.modules()
+    ]
+    python_state = random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python_state)
+        for module, attributes in before:
+            vars(module).update(attributes)
+
+
+@contextmanager
+def _quiet(*, report: bool) -> Iterator[None]:
+    """Keeps the exporter's own chatter out; passes on what it says about lost attributes."""
+    names = ("torch.fx.experimental", "torch.export", "torch._export", "torch._subclasses")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [each.level for each in loggers]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for each in loggers:
+            each.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for each, level in zip(loggers, levels, strict=True):
+                each.setLevel(level)
+    found = {name for warning in caught for name in _ATTRIBUTE.findall(str(warning.message))}
+    lost = sorted(name for name in found if "._flat_weights[" not in name)  # an RNN's own cache
+    if report and lost:
+        logger.warning(
+            "forward assigns the attributes %s, a captured graph will not; nothing is lost unless "
+            "a later forward reads them (then make them buffers with register_buffer)",
+            ", ".join(lost),
+        )
