@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from ravnest.capture.exporting import CapturedModel, capture_model
-from ravnest.capture.splitting import StageGraphs, split
+from ravnest.capture.splitting import split
 from ravnest.capture.stage_file import write_stage
+from ravnest.capture.stages import StageGraphs
 from ravnest.config import NodeConfig, load_node_configs
 from ravnest.errors import ConfigError
 from ravnest.plan.files import write_plan
@@ -142,7 +143,7 @@ def _split_once_per_cutting(
     captured: CapturedModel, formation: Formation
 ) -> dict[tuple[int, ...], tuple[StageGraphs, ...]]:
     distinct = dict.fromkeys(cluster.cutting.cuts for cluster in formation.clusters)
-    return {cuts: split(captured, cuts) for cuts in distinct}
+    return {cuts: split(captured, cuts[1:-1]) for cuts in distinct}
 
 
 def _plan(captured: CapturedModel, nodes: tuple[NodeSpec, ...], formation: Formation) -> Plan:
@@ -150,6 +151,8 @@ def _plan(captured: CapturedModel, nodes: tuple[NodeSpec, ...], formation: Forma
         tuple(node.node_id for node in cluster.nodes) for cluster in formation.clusters
     )
     cuts = [cluster.cutting.cuts for cluster in formation.clusters]
+    state = captured.state
+    names = set(state.state_names)
     return Plan(
         model=captured.model_name,
         nodes=nodes,
@@ -160,8 +163,8 @@ def _plan(captured: CapturedModel, nodes: tuple[NodeSpec, ...], formation: Forma
             for stage in _stages(captured, cluster_id, cluster)
         ),
         rings=form_rings(captured.costs.stored, clusters, cuts),
-        aliases=dict(captured.aliases),
-        state_names=tuple(captured.state_names),
+        aliases={name: owner for name, owner in state.aliases.items() if name in names},
+        state_names=state.state_names,
         unused=formation.unused,
     )
 
