@@ -41,16 +41,21 @@ class MemoryModel:
 
         The peak of a stage is the sum of both, since everything in it is a difference or a border.
         """
+        table = self.table
+        held = self.held_bytes(index, num_stages)
+        at_border = table.forward_bytes * (num_stages - index + 2) + table.backward_bytes * 2
+        return at_border + held, at_border - held + RUNTIME_FOOTPRINT_BYTES
+
+    def held_bytes(self, index: int, num_stages: int) -> Ints:
+        """What stage `index` would hold inside if it started with the graph; never descends."""
         table, settings = self.table, self.settings
         stashed = settings.schedule.stashed_versions(index, num_stages)
-        in_flight = num_stages - index
-        held = (
+        held: Ints = (
             table.trained_bytes * (2 + settings.optimizer_states + stashed + self.is_averaged)
             + table.fixed_bytes * (1 + self.is_averaged)
-            + table.saved_bytes * in_flight
+            + table.saved_bytes * (num_stages - index)
         )
-        at_border = table.forward_bytes * (in_flight + 2) + table.backward_bytes * 2
-        return at_border + held, at_border - held + RUNTIME_FOOTPRINT_BYTES
+        return held
 
     def thinned(self, num_boundaries: int) -> MemoryModel:
         """The same over fewer boundaries, see `CostTable.thinned`."""

@@ -89,10 +89,13 @@ class StageTimes:
         return np.where(is_legal, self.seconds(index, start, end), np.inf)
 
     def first_start(self, index: int, end: int, limit: float) -> int:
-        """The first boundary from which stage `index` up to `end` can take no more than `limit`."""
+        """The first boundary from which stage `index` to `end` can fit and be within `limit`."""
         work = self.memory.table.work
+        held = self.memory.held_bytes(index, self.num_stages)
         slack = limit * self._flops[index] * (1 + 1e-9)
-        return min(int(np.searchsorted(work, work[end] - slack)), end - 1)
+        in_time = np.searchsorted(work, work[end] - slack)
+        in_memory = np.searchsorted(held, held[end] - self._limits[index])
+        return min(int(max(in_time, in_memory)), end - 1)
 
     def can_fit(self) -> bool:
         """Whether some cutting keeps every stage within its node's memory; cheap to ask."""

@@ -25,12 +25,13 @@ _POWERS = st.integers(0, 4).map(lambda exponent: 2.0**exponent)
 def _costs(draw: st.DrawFn) -> GraphCosts:
     num = draw(st.integers(1, 9))
     small = st.integers(0, 9)
+    few = st.integers(0, draw(st.sampled_from((1, 2, 50))))  # few values make many ties
     places = draw(st.sets(st.integers(1, num - 1))) if num > 1 else set()
     stored = draw(st.lists(st.tuples(small, st.booleans(), st.integers(0, num - 1)), max_size=12))
     return GraphCosts(
-        forward_flops=tuple(float(draw(st.integers(0, 99))) for _ in range(num)),
+        forward_flops=tuple(float(draw(few)) for _ in range(num)),
         saved_bytes=tuple(draw(small) for _ in range(num)),
-        output_bytes=tuple(draw(small) for _ in range(num)),
+        output_bytes=tuple(draw(few) for _ in range(num)),
         stored=tuple(
             ParameterCost(f"p{i}", num_bytes, trainable, True, position)
             for i, (num_bytes, trainable, position) in enumerate(stored)
@@ -44,8 +45,9 @@ def _costs(draw: st.DrawFn) -> GraphCosts:
 def _nodes(draw: st.DrawFn) -> list[NodeSpec]:
     roomy = st.just(10**9)
     memory = roomy | st.integers(0, 400).map(lambda extra: RUNTIME_FOOTPRINT_BYTES + extra)
+    speed = draw(st.sampled_from((st.just(1.0), _POWERS)))
     return [
-        NodeSpec(i, "a:1", "a:1", draw(memory), 8 * draw(_POWERS), flops=draw(_POWERS))
+        NodeSpec(i, "a:1", "a:1", draw(memory), 8 * draw(_POWERS), flops=draw(speed))
         for i in range(draw(st.integers(1, 5)))
     ]
 
@@ -156,6 +158,19 @@ def test_faster_nodes_get_more_work_and_slow_links_cheap_cuts() -> None:
     assert _chosen(costs, (slow, slow)) == (0, 3, 6)
     dial_up = [NodeSpec(i, "a:1", "a:1", 10**9, 8e5, flops=2e6) for i in range(3)]
     assert 2 not in _chosen(costs, dial_up)
+
+
+def test_ties_in_time_go_to_the_cheapest_cuts() -> None:
+    costs = GraphCosts(
+        forward_flops=(100.0,) * 4,
+        saved_bytes=(0,) * 4,
+        output_bytes=(0,) * 4,
+        stored=tuple(ParameterCost(f"p{i}", 4, True, True, i) for i in range(4)),
+        cuts=(Cut(1, 25, 25), Cut(2, 5, 5), Cut(3, 5, 5)),
+        input_bytes=0,
+    )
+    nodes = [NodeSpec(i, "a:1", "a:1", 10**9, 8e9, flops=1e3) for i in range(3)]
+    assert _chosen(costs, nodes) == (0, 2, 3, 4)
 
 
 def test_a_large_graph_is_cut_within_two_seconds(
