@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from ravnest.planning.ordering import Cluster
 from ravnest.planning.rings import form_rings, owner_of
 from ravnest.planning.settings import PlanningSettings, Schedule
 from ravnest.planning.table import cost_table
-
-_log = logging.getLogger(__name__)
 
 _CONFIG_FILE = "node_configs.json"
 

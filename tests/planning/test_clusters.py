@@ -107,7 +107,6 @@ def test_a_model_too_large_for_any_node_is_cut(node_of: NodeOf) -> None:
     costs = _even_costs(4, flops=1e9, parameter=10**8)
     nodes = [node_of(i, gigabytes=1.3, gflops=1) for i in range(4)]
     formation = _form(costs, nodes)
-    assert _ids(formation) == [[0, 1, 2, 3]] or len(formation.clusters) == 2
     _check(formation, costs, nodes)
     assert all(len(cluster.nodes) > 1 for cluster in formation.clusters)
 
