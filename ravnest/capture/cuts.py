@@ -1,11 +1,11 @@
 """Where a model may be cut, decided for both modes at once.
 
-Every node of both graphs gets a level, a position of the train graph, and stage k of a cut model holds
-the nodes whose level lies in its range. In the train graph the level is the node's own position. In
-the eval graph it is the largest level among its inputs and its state, so that a node comes after what
-it needs and beside the parameters it uses. Every rule then has the form "these nodes must be on one
-side", which forbids an interval of cuts; the rules are those a split graph needs to compute
-the same values, gradients and buffers:
+Every node of both graphs gets a level, a position of the train graph, and stage k of a cut model
+holds the nodes whose level lies in its range. In the train graph the level is the node's own
+position. In the eval graph it is the largest level among its inputs and its state, so that a node
+comes after what it needs and beside the parameters it uses. Every rule then has the form "these
+nodes must be on one side", which forbids an interval of cuts; the rules are those a split graph
+needs to compute the same values, gradients and buffers:
 
 * only tensors and plain numbers cross;
 * a parameter, and a buffer that is written in either mode, is used on one stage only;

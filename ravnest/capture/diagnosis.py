@@ -1,4 +1,4 @@
-"""Turns what torch.export raises into one sentence: which module, which line, why, and what to do."""
+"""Turns what torch.export raises into a sentence: which module and line, why, and what to do."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _TORCH = str(Path(torch.__file__).resolve().parent)
 _ADVICE = (
     (
         ("data-dependent", "Could not guard", "Could not extract specialized integer"),
-        "the path taken depends on a tensor's values; use torch.where, torch.cond or a mask instead of "
-        "a Python if or loop over them",
+        "the path taken depends on a tensor's values; use torch.where or a mask instead of a "
+        "Python if or loop over them",
     ),
     (
         (".numpy()", "numpy"),
@@ -27,7 +27,10 @@ _ADVICE = (
         "keep the model and the example inputs on the same device",
     ),
 )
-_DEFAULT_ADVICE = "rewrite that part with torch operators only; check with torch.export.export(model, args, strict=False)"
+_DEFAULT_ADVICE = (
+    "rewrite that part with torch operators only; torch.export.export(model, args, strict=False) "
+    "shows whether it is captured"
+)
 
 
 def explain(error: Exception, model: nn.Module, mode: str) -> CaptureError:

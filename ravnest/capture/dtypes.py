@@ -8,8 +8,8 @@ from ravnest.capture.strict_json import Field
 from ravnest.errors import CaptureError
 
 _NAMES = (
-    "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 "
-    "complex128 float8_e4m3fn float8_e5m2"
+    "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 "
+    "complex64 complex128 float8_e4m3fn float8_e5m2"
 )
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}
 

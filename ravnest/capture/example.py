@@ -1,4 +1,4 @@
-"""The example call that a model is captured with: taken apart into leaves, and put together again."""
+"""The example call a model is captured with: taken apart into leaves, and put together again."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def take_example(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     """Takes an example call apart.
 
     Raises:
-        CaptureError: it does not fit `forward`, has no tensor, or has a leaf that is neither tensor nor
-            plain value.
+        CaptureError: it does not fit `forward`, has no tensor, or has a leaf that is neither tensor
+            nor plain value.
     """
     signature = inspect.signature(model.forward)
     try:

@@ -2,8 +2,8 @@
 
 An argument is null, true, false, a number, a string, a list, or an object with one member:
 `{"node": name}`, `{"input": name}`, `{"state": name}`, `{"dtype": name}`, `{"device": "stage"}`,
-`{"layout": name}`, `{"memory_format": name}`, `{"slice": [start, stop, step]}`, `{"float": "inf"}` or
-`{"complex": [real, imaginary]}`.
+`{"layout": name}`, `{"memory_format": name}`, `{"slice": [start, stop, step]}`, `{"float": "inf"}`
+or `{"complex": [real, imaginary]}`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ravnest.capture.diagnosis import origin
 from ravnest.capture.dtypes import dtype_name, dtype_of
 from ravnest.capture.program import ProgramBuilder, StageProgram
 from ravnest.capture.signature_json import structure_from_data
-from ravnest.capture.splitting import StageGraph
+from ravnest.capture.stages import StageGraph
 from ravnest.capture.strict_json import Field
 from ravnest.capture.values import ValueSpec
 from ravnest.errors import CaptureError
@@ -62,7 +62,7 @@ def _node_to_data(node: fx.Node) -> dict[str, Any]:
     name = operators.name_of(node.target)
     if name is None:
         raise CaptureError(
-            f"operator {node.target} is not on the list of operators that a provider runs{origin(node)}",
+            f"operator {node.target} is none that a provider runs{origin(node)}",
             hint="use another torch operator",
         )
     data: dict[str, Any] = {
@@ -244,4 +244,4 @@ class _ArgumentReader:
                 numbers = [item.value for item in field.items(2)]
                 if len(numbers) == 2 and all(type(n) in (int, float) for n in numbers):
                     return complex(*numbers)
-        field.fail(f"{kind!r} with {str(field.value)[:80]!r} is no argument")
+        return field.fail(f"{kind!r} with {str(field.value)[:80]!r} is no argument")

@@ -1,7 +1,7 @@
 """A captured graph of one mode and what can be read off it: order, writes, aliases, kinds of value.
 
-Works on torch.fx nodes whose `meta["val"]` holds the fake value that torch.export traced. Knows nothing
-of costs, cuts or files.
+Works on torch.fx nodes whose `meta["val"]` holds the fake value that torch.export traced. Knows
+nothing of costs, cuts or files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ravnest.plan.structure import Structure
 
 _aten = torch.ops.aten
 
-# Their schemas do not say that they write the running statistics: position of (mean, variance, flag).
+# Their schemas do not say that they write the running statistics: position of (mean, variance,
+# flag).
 _STATISTICS_WRITERS: dict[Any, tuple[int, int, int]] = {
     _aten.batch_norm.default: (3, 4, 5),
     _aten.instance_norm.default: (3, 4, 5),
@@ -40,8 +41,8 @@ class CapturedGraph:
     """The graph of one mode (train or eval).
 
     Attributes:
-        graph: placeholders have the input's wire name as target, get_attr nodes the stored name; the
-            output node's only argument is the tuple of output leaves (nodes or plain scalars).
+        graph: placeholders have the input's wire name as target, get_attr nodes the stored name;
+            the output node's only argument is the tuple of output leaves (nodes or plain scalars).
         output_structure: how the model nests its output leaves.
     """
 
@@ -94,7 +95,7 @@ def written(node: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def _collect(value: Any, into: list[fx.Node]) -> None:
-    fx.node.map_arg(value, into.append)  # type: ignore[arg-type]
+    fx.node.map_arg(value, into.append)
 
 
 def has_effect(node: fx.Node) -> bool:
@@ -104,7 +105,7 @@ def has_effect(node: fx.Node) -> bool:
 
 def is_random(node: fx.Node) -> bool:
     """Whether the node draws from the random generator with the arguments it has."""
-    target = node.target
+    target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
     if target in (_aten.fractional_max_pool2d.default, _aten.fractional_max_pool3d.default):
@@ -119,7 +120,7 @@ def is_random(node: fx.Node) -> bool:
     probability = given.get("dropout_p", given.get("dropout"))
     if {"dropout_p", "dropout"} & set(names):
         return bool(probability)
-    return not ("p" in given and "dropout" in target.name() and given["p"] == 0)
+    return not ("p" in given and "dropout" in target._schema.name and given["p"] == 0)
 
 
 def kind_of(node: fx.Node) -> ValueKind:
@@ -136,7 +137,8 @@ def alias_groups(graph: fx.Graph) -> list[list[fx.Node]]:
     """All nodes in groups that may share memory, each group in order of the graph.
 
     Two nodes are grouped when the traced values share a storage, when an operator's schema says so
-    (a `reshape` that copied here may be a view elsewhere), or when both look up the same stored tensor.
+    (a `reshape` that copied here may be a view elsewhere), or when both look up the same stored
+    tensor.
     """
     parent: dict[Any, Any] = {}
 

@@ -104,6 +104,17 @@ def evaluate(expression: Expression, sizes: Mapping[str, int]) -> Any:
     return _OPERATORS[name](*(evaluate(operand, sizes) for operand in operands))
 
 
+def describe(expression: Expression) -> str:
+    """An expression as people write it."""
+    if not isinstance(expression, tuple):
+        return str(expression)
+    name, *operands = expression
+    parts = [describe(operand) for operand in operands]
+    if name in ("max", "min", "not"):
+        return f"{name}({', '.join(parts)})"
+    return f"({f' {name} '.join(parts)})"
+
+
 def is_plain_bound(expression: Expression) -> bool:
     """Whether it only compares one size with a number or itself, which a range says already."""
     if not isinstance(expression, tuple) or expression[0] not in ("==", "<", "<=", ">", ">="):

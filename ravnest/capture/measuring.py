@@ -1,7 +1,7 @@
 """What the train graph costs: interprets it once on fake tensors (or real ones) and counts.
 
-FLOPs come from torch's FlopCounterMode; saved activations from autograd's own saved-tensor hooks, each
-storage counted once, at the node that saved it first.
+FLOPs come from torch's FlopCounterMode; saved activations from autograd's own saved-tensor hooks,
+each storage counted once, at the node that saved it first.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class _Meter(fx.Interpreter):
 
 def _storage(value: Any) -> int | None:
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        return value.untyped_storage()._cdata
+        return int(value.untyped_storage()._cdata)
     return None
 
 

@@ -1,8 +1,8 @@
 """Turns an exported program into the plain graph the rest of the room works on.
 
-Afterwards there are only placeholders with wire names, look-ups of stored names, allowed operators and
-an output of leaves: no_grad regions are inlined, the exporter's own assertions are gone, and operators
-whose success depends on strides (`view`) have their tolerant form (`reshape`).
+Afterwards there are only placeholders with wire names, look-ups of stored names, allowed operators
+and an output of leaves: no_grad regions are inlined, the exporter's own assertions are gone, and
+operators whose success depends on strides (`view`) have their tolerant form (`reshape`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _DROPPED = frozenset(
         _aten.sym_constrain_range_for_size.default,
     }
 )
-# The first depends on strides, which differ between devices and after a wire; the second is the same to
-# whoever uses its result, and looks like a write to memory.
+# The first depends on strides, which differ between devices and after a wire; the second is the
+# same to whoever uses its result, and looks like a write to memory.
 _REPLACED: dict[Any, Any] = {
     _aten.view.default: _aten.reshape.default,
     _aten.detach_.default: _aten.detach.default,
@@ -49,7 +49,7 @@ def normalize(
     mapping: dict[fx.Node, Any] = {}
     tensors: dict[str, torch.Tensor] = {}
     names = iter(input_names)
-    for node in module.graph.nodes:  # type: ignore[union-attr]
+    for node in module.graph.nodes:
         if node.op == "placeholder":
             mapping[node] = _copied(flat.placeholder(node.name), node, target=next(names))
         elif node.op == "get_attr":
@@ -102,8 +102,10 @@ def _mapped(value: Any, mapping: dict[fx.Node, Any]) -> Any:
 
 
 def _inline(flat: fx.Graph, node: fx.Node, mapping: dict[fx.Node, Any], mode: str) -> Any:
-    """Puts a region's nodes in its place: of no_grad with its inputs detached, of a disabled autocast
-    as they are.
+    """Puts a region's nodes in its place.
+
+    Inputs of a no_grad region are detached, so that nothing in it wants a gradient; a disabled
+    autocast changes nothing.
 
     Raises:
         CaptureError: another kind of region.
@@ -117,7 +119,7 @@ def _inline(flat: fx.Graph, node: fx.Node, mapping: dict[fx.Node, Any], mode: st
         detach = False
     else:
         advice = {
-            "wrap_with_autocast": "drop torch.autocast from forward; choose the precision on the node",
+            "wrap_with_autocast": "drop torch.autocast from forward; set the precision on the node",
             "cond": "use torch.where, which computes both sides",
         }
         raise CaptureError(
@@ -164,7 +166,8 @@ def _copied(new: fx.Node, old: fx.Node, target: str | None = None) -> fx.Node:
 
 def _is_whole(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a slice takes everything, as `x[:, None]` is recorded."""
-    start, end, step = (*args[2:], *(None, sys.maxsize, 1)[len(args) - 2 :])
+    given = dict(enumerate(args))
+    start, end, step = given.get(2), given.get(3, sys.maxsize), given.get(4, 1)
     return not kwargs and start in (0, None) and end == sys.maxsize and step == 1
 
 
@@ -182,9 +185,8 @@ def _check_operators(graph: fx.Graph, mode: str) -> None:
             continue
         if operators.name_of(node.target) is None:
             raise CaptureError(
-                f"operator {node.target} in {mode} mode is not on the list of operators that a provider "
-                f"runs{origin(node)}",
-                hint="use another torch operator, or add it to ravnest/capture/operators.py if it is safe",
+                f"operator {node.target} in {mode} mode is none that a provider runs{origin(node)}",
+                hint="use another operator, or add a safe one to ravnest/capture/operators.py",
             )
         if is_random(node):
             node.meta["random_position"] = position

@@ -1,7 +1,7 @@
 """A stage as a function of explicit state and inputs, compiled once to straight-line Python.
 
-Every name in the generated source is this module's own; operators and arguments are objects that the
-loader has checked.
+Every name in the generated source is this module's own; operators and arguments are objects that
+the loader has checked.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class StageProgram:
             state: parameters, buffers and constants by name; may hold other versions than were
                 loaded. Buffers are changed in place as the model does, nothing else is.
             inputs: by wire name; further ones are ignored.
-            seed_operator: called with an operator's position in the whole model's graph right before
-                it draws random numbers; the same however the model is cut.
+            seed_operator: called with an operator's position in the whole model's graph right
+                before it draws random numbers; the same however the model is cut.
 
         Returns:
             The outputs by name, in order; tensors, and plain values where the spec says so.

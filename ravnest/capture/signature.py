@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ravnest.capture.guards import Expression, evaluate
+from ravnest.capture.guards import describe as describe_condition
 from ravnest.errors import TrainingError
 from ravnest.plan.structure import Structure
 
@@ -71,8 +72,8 @@ class Argument:
     """One parameter of `forward`.
 
     Attributes:
-        value: structure over the signature's leaves, None when the example left it at a default that
-            is no plain value (then nobody may pass it).
+        value: structure over the signature's leaves, None when the example left it at a default
+            that is no plain value (then nobody may pass it).
         default: what `forward` takes when it is left out.
         has_default: whether `default` is one.
     """
@@ -122,7 +123,7 @@ class InputSignature:
             if argument.name in given:
                 if argument.value is None:
                     raise TrainingError(
-                        f"argument {argument.name!r} was left at its default when the model was captured",
+                        f"input {argument.name!r} is given, the model was captured without it",
                         hint="capture the model with an example that passes it",
                     )
                 self._match(argument.name, argument.value, given[argument.name], bound)
@@ -151,7 +152,8 @@ class InputSignature:
         names = [argument.name for argument in self.arguments]
         if rest:
             raise TrainingError(
-                f"{len(args)} positional inputs were given, the model takes {len(args) - len(rest)}: {names}"
+                f"{len(args)} positional inputs were given, "
+                f"the model takes {len(args) - len(rest)}: {names}"
             )
         if unused:
             raise TrainingError(f"unknown inputs {sorted(unused)}; the model takes {names}")
@@ -197,7 +199,8 @@ class InputSignature:
         if isinstance(leaf, ConstantLeaf):
             if isinstance(value, torch.Tensor) or not _same(leaf.value, value):
                 raise TrainingError(
-                    f"input {path!r}: the model was captured with {leaf.value!r}, got {describe(value)}",
+                    f"input {path!r}: the model was captured with {leaf.value!r}, "
+                    f"got {describe(value)}",
                     hint="plain values are part of the captured graph; capture again with this one",
                 )
             return
@@ -224,12 +227,16 @@ class InputSignature:
                         f"inputs disagree: {where} is {known} but {leaf.name} dim {dim} is {size}; "
                         "the model needs them equal"
                     )
-        environment = {symbol: size for symbol, (size, _) in sizes.items()}
+        environment = {symbol: found for symbol, (found, _) in sizes.items()}
         for guard in self.guards:
             if not evaluate(guard, environment):
+                listed = ", ".join(
+                    f"{symbol} = {found} ({place})" for symbol, (found, place) in sizes.items()
+                )
                 raise TrainingError(
-                    f"input sizes {environment} break the condition {guard} that the model was captured under",
-                    hint="capture the model with an example of the size you train with",
+                    f"the model was captured under the condition {describe_condition(guard)}, "
+                    f"which the inputs break: {listed}",
+                    hint="capture the model with an example of the sizes you train with",
                 )
 
     def _describe(self, value: Structure | None) -> str:

@@ -99,10 +99,10 @@ def _dims(graph: CapturedGraph) -> Iterator[tuple[tuple[int, int], int | torch.S
 
 
 def _learn(sizes: _Sizes, key: tuple[int, int], dim: int | torch.SymInt, traced: Traced) -> None:
-    if isinstance(dim, int):
-        sizes.size(key).narrow(_Size(fixed=dim))
+    expression = dim if isinstance(dim, int) else dim.node.expr
+    if isinstance(expression, int) or expression.is_number:
+        sizes.size(key).narrow(_Size(fixed=int(expression)))
         return
-    expression = dim.node.expr
     bounds = traced.program.range_constraints.get(expression)
     if bounds is not None:
         lower, upper = str(bounds.lower), str(bounds.upper)

@@ -1,14 +1,13 @@
 """Cuts a captured model into stages: per stage one graph per mode, and the state it owns.
 
-A value that is needed later passes through every stage between its maker and its last reader, so that
-the outputs of one stage are exactly the inputs of the next.
+A value that is needed later passes through every stage between its maker and its last reader, so
+that the outputs of one stage are exactly the inputs of the next.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,53 +22,12 @@ from ravnest.capture.graphs import (
     wire_name,
     written,
 )
-from ravnest.capture.signature import InputSignature
-from ravnest.capture.state import StateInventory, StoredTensor
+from ravnest.capture.stages import StageGraph, StageGraphs
+from ravnest.capture.state import StateInventory
 from ravnest.capture.values import ValueSpec
 from ravnest.errors import CaptureError
-from ravnest.plan.structure import Structure
 
 _DETACHING = frozenset({torch.ops.aten.detach.default})
-
-
-@dataclass(frozen=True, slots=True)
-class StageGraph:
-    """One stage in one mode.
-
-    Attributes:
-        graph: placeholders' targets are wire names, get_attr targets stored names, the output is the
-            tuple of values in the order of `outputs`.
-        inputs: what comes in, in the order of the placeholders.
-        outputs: what goes out, in order.
-        output_structure: on the leaf, how the model nests its outputs.
-    """
-
-    graph: fx.Graph
-    inputs: tuple[ValueSpec, ...]
-    outputs: tuple[ValueSpec, ...]
-    output_structure: Structure | None
-
-
-@dataclass(frozen=True, slots=True)
-class StageGraphs:
-    """One stage in both modes, with its state.
-
-    Attributes:
-        parameters: owned here, by original name, in the model's order.
-        buffers: persistent buffers owned here, likewise.
-        constants: non-persistent buffers, lifted constants, and copies of buffers that are only read
-            and owned by another stage.
-        signature: on the root, what a call must look like.
-    """
-
-    index: int
-    num_stages: int
-    parameters: Mapping[str, StoredTensor]
-    buffers: Mapping[str, StoredTensor]
-    constants: Mapping[str, StoredTensor]
-    train: StageGraph
-    eval: StageGraph
-    signature: InputSignature | None
 
 
 def split(captured: CapturedModel, cuts: Sequence[int]) -> tuple[StageGraphs, ...]:
@@ -104,7 +62,7 @@ def _check_cuts(captured: CapturedModel, cuts: Sequence[int]) -> None:
             at = bisect.bisect(legal, cut)
             raise CaptureError(
                 f"the model cannot be cut at {cut}",
-                hint=f"the nearest positions that are possible are {list(legal[max(at - 1, 0) : at + 1])}",
+                hint=f"the nearest legal positions are {list(legal[max(at - 1, 0) : at + 1])}",
             )
 
 
@@ -245,12 +203,12 @@ def _is_floating(dtype: torch.dtype) -> bool:
 
 def _spec(node: fx.Node, differentiable: set[fx.Node], name: str | None = None) -> ValueSpec:
     value = node.meta.get("val")
-    is_tensor = isinstance(value, torch.Tensor)
+    dtype = value.dtype if isinstance(value, torch.Tensor) else None
     return ValueSpec(
         name=wire_name(node) if name is None else name,
-        dtype=value.dtype if is_tensor else None,
-        is_tensor=is_tensor,
-        differentiable=is_tensor and node in differentiable,
+        dtype=dtype,
+        is_tensor=dtype is not None,
+        differentiable=dtype is not None and node in differentiable,
     )
 
 

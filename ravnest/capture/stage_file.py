@@ -1,4 +1,4 @@
-"""A stage on disk: `graph.json` (own format, no code) and `weights.safetensors`, and strictly back."""
+"""A stage on disk: `graph.json` (own format, no code) and `weights.safetensors`; strictly back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ravnest.capture.graph_json import graph_to_data, program_from_data
 from ravnest.capture.program import StageProgram
 from ravnest.capture.signature import InputSignature
 from ravnest.capture.signature_json import signature_from_data, signature_to_data
-from ravnest.capture.splitting import StageGraphs
+from ravnest.capture.stages import StageGraphs
 from ravnest.capture.state import StoredTensor
 from ravnest.capture.strict_json import Field, read
 from ravnest.errors import CaptureError, PlanFileError
@@ -39,7 +39,8 @@ class LoadedStage:
         parameters: by original name, in the model's order; plain tensors that want no gradient yet.
         trainable: names of the parameters that get one.
         buffers: persistent buffers owned here, in the model's order.
-        constants: non-persistent buffers, lifted constants, and read-only copies of others' buffers.
+        constants: non-persistent buffers, lifted constants, and read-only copies of others'
+            buffers.
         train: program of the train mode.
         eval: program of the eval mode.
         signature: on the root, what a call must look like.
@@ -109,12 +110,13 @@ def load_stage(directory: Path, device: torch.device | str = "cpu") -> LoadedSta
     """
     device = torch.device(device)
     field = read(directory / GRAPH_FILE)
-    if isinstance(field.value, dict) and "schema" in field.value:
-        if field.value["schema"] != SCHEMA_VERSION:
-            field["schema"].fail(f"expected {SCHEMA_VERSION}, got {field.value['schema']!r}")
+    if isinstance(field.value, dict) and field.value.get("schema") not in (None, SCHEMA_VERSION):
+        field["schema"].fail(f"expected {SCHEMA_VERSION}, got {field.value['schema']!r}")
     field.members(
-        ("schema", "stage", "num_stages", "parameters", "buffers", "constants", "train", "eval")
-        + ("signature",)
+        (
+            *("schema", "stage", "num_stages", "parameters", "buffers", "constants"),
+            *("train", "eval", "signature"),
+        )
     )
     declared = {each.name: each for each in _declared(field)}
     num_stages = field["num_stages"].integer(low=1, high=_MAX_STAGES)
@@ -198,7 +200,8 @@ def _read_weights(
                 tensor = file.get_tensor(each.name)
                 if tensor.dtype != each.dtype:
                     raise PlanFileError(
-                        f"{path}: tensor {each.name!r} is {tensor.dtype}, {GRAPH_FILE} says {each.dtype}"
+                        f"{path}: tensor {each.name!r} is {tensor.dtype}, "
+                        f"{GRAPH_FILE} says {each.dtype}"
                     )
                 tensors[each.name] = tensor.to(device, copy=True)
     except (OSError, SafetensorError) as error:

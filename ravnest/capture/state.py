@@ -1,6 +1,7 @@
 """The model's state by name: what is stored, what is tied, what travels as a constant.
 
-Tied names (two names of one tensor) are stored once, under the first parameter name of the state dict.
+Tied names (two names of one tensor) are stored once, under the first parameter name of the state
+dict.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ravnest.errors import CaptureError
 
@@ -75,7 +77,7 @@ def take_inventory(model: nn.Module) -> StateInventory:
             hint="pass a model with at least one torch.nn.Parameter",
         )
     for name, tensor in (*parameters.items(), *buffers.items()):
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             raise CaptureError(
                 f"{name} has no shape yet (a lazy module)",
                 hint="run the model once on an example batch before passing it",
@@ -119,7 +121,7 @@ def _state_names(model: nn.Module, registered: set[str]) -> tuple[str, ...]:
         elif isinstance(value, torch.Tensor):
             raise CaptureError(
                 f"the state dict has a tensor {key!r} that is no registered parameter or buffer",
-                hint="register it with register_buffer, or drop the state dict hook that renames it",
+                hint="register it with register_buffer, or drop the hook that renames it",
             )
         else:
             logger.warning(

@@ -1,4 +1,4 @@
-"""Runs torch.export on a model without leaving a trace on it, and turns the result into a flat graph.
+"""Runs torch.export on a model without leaving a trace on it.
 
 The model is exported inside a wrapper that takes and returns flat tensors, so that any nesting of
 inputs and outputs is ours to describe, needs no registration, and plain values never become inputs.
@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ravnest.capture.diagnosis import explain, first_lines
 from ravnest.capture.example import Example
+from ravnest.capture.watching import watched
 from ravnest.errors import CaptureError
 from ravnest.plan.structure import Structure, flatten
 
@@ -56,7 +57,7 @@ class _FlatModel(nn.Module):
                 raise CaptureError(
                     f"output {index} of {type(self.model).__name__} is a {type(leaf).__name__}, "
                     "expected tensors, plain values and containers of them",
-                    hint="return tensors only; for a transformers model set model.config.use_cache = False",
+                    hint="return tensors only; for transformers set model.config.use_cache = False",
                 )
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
             raise CaptureError(
@@ -69,14 +70,6 @@ _OUTPUT_TYPES = (
     *(torch.Tensor, bool, int, float, str),
     *(torch.SymInt, torch.SymFloat, torch.SymBool),
 )
-
-
-@dataclass(slots=True)
-class _Sightings:
-    """What the trace would lose without a word."""
-
-    functions: list[str] = field(default_factory=list)
-    hooks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +99,17 @@ def trace(model: nn.Module, example: Example, *, training: bool) -> Traced:
             model.eval()
         elif not model.training:
             model.train()
-        seen = stack.enter_context(_watched())
+        seen = stack.enter_context(watched())
         traced = _export(_FlatModel(model, example), example.tensors, mode)
     if seen.functions:
         raise CaptureError(
             f"{type(model).__name__} uses the custom autograd function {seen.functions[0]}, "
             "whose backward a captured graph would silently replace",
-            hint="write it with ordinary torch operators, whose gradients autograd knows",
+            hint=(
+                "pass use_reentrant=False to torch.utils.checkpoint"
+                if "CheckpointFunction" in seen.functions[0]
+                else "write it with ordinary torch operators, whose gradients autograd knows"
+            ),
         )
     if seen.hooks:
         raise CaptureError(
@@ -175,7 +172,7 @@ def _restored(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _quiet(*, report: bool) -> Iterator[None]:
     """Keeps the exporter's own chatter out; passes on what it says about lost attributes."""
-    names = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export")
+    names = ("torch.fx.experimental", "torch.export", "torch._export", "torch._subclasses")
     loggers = [logging.getLogger(name) for name in names]
     levels = [each.level for each in loggers]
     with warnings.catch_warnings(record=True) as caught:
@@ -191,32 +188,7 @@ def _quiet(*, report: bool) -> Iterator[None]:
     lost = sorted(name for name in found if "._flat_weights[" not in name)  # an RNN's own cache
     if report and lost:
         logger.warning(
-            "forward assigns the attributes %s, a captured graph will not; nothing is lost unless a "
-            "later forward reads them (then make them buffers with register_buffer)",
+            "forward assigns the attributes %s, a captured graph will not; nothing is lost unless "
+            "a later forward reads them (then make them buffers with register_buffer)",
             ", ".join(lost),
         )
-
-
-@contextmanager
-def _watched() -> Iterator[_Sightings]:
-    """Notes custom autograd functions and tensor hooks, which the exporter drops in silence."""
-    seen = _Sightings()
-    original_apply = torch.autograd.Function.__dict__["apply"]
-    original_hook = torch.Tensor.register_hook
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__.partition(".")[0] != "torch":
-            seen.functions.append(f"{cls.__module__}.{cls.__qualname__}")
-        return original_apply.__func__(cls, *args, **kwargs)
-
-    def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
-        seen.hooks += 1
-        return original_hook(tensor, hook)
-
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
-    torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
-    try:
-        yield seen
-    finally:
-        torch.autograd.Function.apply = original_apply
-        torch.Tensor.register_hook = original_hook  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Runs loaded stages one after another in one process, as nodes would, and the original beside them."""
+"""Runs loaded stages one after another, as nodes would, and the original model beside them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,85 @@
+"""Sees what the exporter would lose in silence: custom autograd functions and tensor hooks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(slots=True)
+class Sightings:
+    """What a trace used that a captured graph would lose.
+
+    Attributes:
+        functions: names of custom autograd functions.
+        hooks: calls of `register_hook` on a tensor.
+    """
+
+    functions: list[str] = field(default_factory=list)
+    hooks: int = 0
+
+
+@contextmanager
+def watched() -> Iterator[Sightings]:
+    """Notes custom autograd functions and tensor hooks, which the exporter drops in silence.
+
+    A function's `apply` may have been bound long ago, so its `forward` is watched as well.
+    """
+    seen = Sightings()
+    replaced: list[tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, value: Any) -> None:
+        replaced.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, value)
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_internal(cls):
+            seen.functions.append(f"{cls.__module__}.{cls.__qualname__}")
+        return original_apply(cls, *args, **kwargs)
+
+    def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
+        seen.hooks += 1
+        return original_hook(tensor, hook)
+
+    original_apply: Any = vars(torch.autograd.Function)["apply"].__func__
+    original_hook: Any = torch.Tensor.register_hook
+    try:
+        replace(torch.autograd.Function, "apply", classmethod(apply))
+        replace(torch.Tensor, "register_hook", register_hook)
+        for function in _custom_functions(torch.autograd.Function):
+            if isinstance(vars(function).get("forward"), staticmethod):
+                replace(function, "forward", _noting(function, seen))
+        yield seen
+    finally:
+        for owner, name, value in reversed(replaced):
+            setattr(owner, name, value)
+
+
+def _noting(function: type, seen: Sightings) -> Any:
+    """A stand-in for a function's forward that notes its use."""
+    original = vars(function)["forward"].__func__
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        seen.functions.append(f"{function.__module__}.{function.__qualname__}")
+        return original(*args, **kwargs)
+
+    return staticmethod(forward)
+
+
+def _custom_functions(base: Any) -> Iterator[type]:
+    function: type
+    for function in base.__subclasses__():
+        if not _is_internal(function):
+            yield function
+        yield from _custom_functions(function)
+
+
+def _is_internal(cls: type) -> bool:
+    """Whether torch itself uses the function in tracing; those it offers to models are not."""
+    return cls.__module__ == "torch" or cls.__module__.startswith("torch._")

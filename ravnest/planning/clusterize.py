@@ -1,0 +1,185 @@
+"""clusterize: from a model and a file of nodes to a plan and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ravnest.capture.exporting import CapturedModel, capture_model
+from ravnest.capture.splitting import split
+from ravnest.capture.stage_file import write_stage
+from ravnest.capture.stages import StageGraphs
+from ravnest.config import NodeConfig, load_node_configs
+from ravnest.errors import ConfigError
+from ravnest.plan.files import write_plan
+from ravnest.plan.model import NodeSpec, Plan, StagePlan
+from ravnest.planning.clusters import Formation, form_clusters
+from ravnest.planning.ordering import Cluster
+from ravnest.planning.rings import form_rings, owner_of
+from ravnest.planning.settings import PlanningSettings, Schedule
+from ravnest.planning.table import cost_table
+
+_CONFIG_FILE = "node_configs.json"
+
+
+def clusterize(
+    model: torch.nn.Module,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    pass_data: bool = False,
+    *,
+    node_data: str | Path = "node_data",
+    node_configs: str | Path | None = None,
+    num_clusters: int | None = None,
+    schedule: str = "1f1b",
+    optimizer_states: int = 2,
+) -> Plan:
+    """Plans the training of a model on the configured nodes and writes everything the nodes need.
+
+    Captures the model, estimates memory and time, forms clusters, splits the model once per way of
+    cutting it, forms the averaging rings, replaces the plan below `node_data` as a whole, and
+    prints it. The same inputs give the same bytes.
+
+    Args:
+        model: any module, also one loaded with `torch.jit.load`.
+        example_args: positional inputs of one microbatch, of any dtypes and shapes.
+        example_kwargs: keyword inputs of one microbatch.
+        pass_data: measure memory by a real forward pass instead of by shapes alone.
+        node_data: folder for the plan; may have files of other kinds in it, which stay.
+        node_configs: the file that describes the nodes; default `<node_data>/node_configs.json`.
+        num_clusters: full copies of the model to train side by side; every node that fits is then
+            used. Default: what promises the most samples per second.
+        schedule: `1f1b`, `async` or `2bw`, as far as memory depends on it.
+        optimizer_states: tensors per parameter that the optimizer keeps: 2 for Adam, 1 for SGD with
+            momentum, 0 for plain SGD.
+
+    Returns:
+        The plan as written; its `str()` is what is printed.
+
+    Raises:
+        ConfigError: an argument or the file of nodes is wrong.
+        CaptureError: the model cannot be captured or cut.
+        NotEnoughMemoryError: the nodes cannot hold the model.
+        PlanningError: there is no plan for another reason.
+    """
+    settings = _settings(num_clusters, schedule, optimizer_states)
+    args, kwargs = _inputs(model, example_args, example_kwargs)
+    folder = Path(node_data)
+    config_file = folder / _CONFIG_FILE if node_configs is None else Path(node_configs)
+    nodes = tuple(_node_spec(config) for config in load_node_configs(config_file))
+    captured = capture_model(model, args, kwargs, run_forward=pass_data)
+    formation = form_clusters(cost_table(captured.costs), nodes, settings)
+    plan = _plan(captured, nodes, formation)
+    graphs = _split_once_per_cutting(captured, formation)
+
+    def write(stage: StagePlan, directory: Path) -> None:
+        cuts = formation.clusters[stage.cluster_id].cutting.cuts
+        write_stage(graphs[cuts][stage.index], directory)
+
+    written = write_plan(folder, plan, write)
+    print(written)  # noqa: T201  the contract's own output
+    return written
+
+
+def _settings(num_clusters: Any, schedule: Any, optimizer_states: Any) -> PlanningSettings:
+    if num_clusters is not None and not (_is_int(num_clusters) and num_clusters > 0):
+        raise ConfigError(
+            f"num_clusters is {num_clusters!r}; expected a whole number from 1 on, or None"
+        )
+    if schedule not in list(Schedule):
+        raise ConfigError(f"schedule is {schedule!r}; expected one of {', '.join(Schedule)}")
+    if not (_is_int(optimizer_states) and optimizer_states >= 0):
+        raise ConfigError(
+            f"optimizer_states is {optimizer_states!r}; expected a whole number from 0 on",
+            hint="2 for Adam, 1 for SGD with momentum, 0 for plain SGD",
+        )
+    return PlanningSettings(Schedule(schedule), optimizer_states, num_clusters)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _inputs(
+    model: Any, example_args: Any, example_kwargs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(
+            f"model is of type {type(model).__name__}; expected a torch.nn.Module instance",
+            hint="call the class: clusterize(MyModel(), ...)" if isinstance(model, type) else None,
+        )
+    if not isinstance(example_args, (tuple, list)):
+        raise ConfigError(
+            f"example_args is of type {type(example_args).__name__}; expected a tuple of inputs",
+            hint="write example_args=(x,) for one input x",
+        )
+    if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
+        raise ConfigError(
+            f"example_kwargs is of type {type(example_kwargs).__name__}; expected a dict or None"
+        )
+    return tuple(example_args), dict(example_kwargs or {})
+
+
+def _node_spec(config: NodeConfig) -> NodeSpec:
+    return NodeSpec(
+        node_id=config.node_id,
+        address=config.address,
+        bind=config.bind,
+        memory_bytes=int(config.ram_gb * 1e9),
+        bandwidth_bps=config.bandwidth_mbps * 1e6,
+        flops=None if config.flops_gflops is None else config.flops_gflops * 1e9,
+        latency_s=None if config.latency_ms is None else config.latency_ms * 1e-3,
+        device=config.device,
+    )
+
+
+def _split_once_per_cutting(
+    captured: CapturedModel, formation: Formation
+) -> dict[tuple[int, ...], tuple[StageGraphs, ...]]:
+    distinct = dict.fromkeys(cluster.cutting.cuts for cluster in formation.clusters)
+    return {cuts: split(captured, cuts[1:-1]) for cuts in distinct}
+
+
+def _plan(captured: CapturedModel, nodes: tuple[NodeSpec, ...], formation: Formation) -> Plan:
+    clusters = tuple(
+        tuple(node.node_id for node in cluster.nodes) for cluster in formation.clusters
+    )
+    cuts = [cluster.cutting.cuts for cluster in formation.clusters]
+    state = captured.state
+    names = set(state.state_names)
+    return Plan(
+        model=captured.model_name,
+        nodes=nodes,
+        clusters=clusters,
+        stages=tuple(
+            stage
+            for cluster_id, cluster in enumerate(formation.clusters)
+            for stage in _stages(captured, cluster_id, cluster)
+        ),
+        rings=form_rings(captured.costs.stored, clusters, cuts),
+        aliases={name: owner for name, owner in state.aliases.items() if name in names},
+        state_names=state.state_names,
+        unused=formation.unused,
+    )
+
+
+def _stages(captured: CapturedModel, cluster_id: int, cluster: Cluster) -> tuple[StagePlan, ...]:
+    cutting = cluster.cutting
+    owners = [owner_of(tensor.position, cutting.cuts) for tensor in captured.costs.stored]
+    owned = list(zip(captured.costs.stored, owners, strict=True))
+    return tuple(
+        StagePlan(
+            node_id=node.node_id,
+            cluster_id=cluster_id,
+            index=index,
+            cut=(cutting.cuts[index], cutting.cuts[index + 1]),
+            parameters=tuple(t.name for t, owner in owned if owner == index and t.is_parameter),
+            buffers=tuple(t.name for t, owner in owned if owner == index and not t.is_parameter),
+            needed_bytes=cutting.needed_bytes[index],
+            step_time_s=cutting.step_times_s[index],
+        )
+        for index, node in enumerate(cluster.nodes)
+    )

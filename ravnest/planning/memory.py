@@ -1,0 +1,78 @@
+"""Predicted peak memory of a stage, for one stage or for arrays of them at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, PlanningSettings
+from ravnest.planning.table import CostTable, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryModel:
+    """What a stage holds at its peak.
+
+    The tensors it stores: each trainable parameter with its gradient, optimizer states and
+    stashed versions; frozen parameters and buffers once; with several clusters all of it once
+    more, for averaging works on a copy. The activations of every microbatch in flight at its
+    position: what autograd saved, and the stage's input and output. Two messages per direction
+    and neighbour, one being filled while the other travels. The runtime's own footprint.
+    """
+
+    table: CostTable
+    settings: PlanningSettings
+    is_averaged: bool
+
+    def stage_bytes(self, start: Ints, end: Ints, index: int, num_stages: int) -> Ints:
+        """Peak bytes of stages between boundaries, indices into the table that broadcast.
+
+        Args:
+            index: position of the stage in its cluster, 0 is the root.
+            num_stages: stages of the cluster; num_stages - index microbatches are in flight.
+        """
+        from_end, from_start = self.parts(index, num_stages)
+        peak: Ints = from_end[end] + from_start[start]
+        return peak
+
+    def parts(self, index: int, num_stages: int) -> tuple[Ints, Ints]:
+        """Per boundary what it adds to a stage that ends there, and to one that starts there.
+
+        The peak of a stage is the sum of both, since everything in it is a difference or a border.
+        """
+        table = self.table
+        held = self.held_bytes(index, num_stages)
+        at_border = table.forward_bytes * (num_stages - index + 2) + table.backward_bytes * 2
+        return at_border + held, at_border - held + RUNTIME_FOOTPRINT_BYTES
+
+    def held_bytes(self, index: int, num_stages: int) -> Ints:
+        """What stage `index` would hold inside if it started with the graph; never descends."""
+        table, settings = self.table, self.settings
+        stashed = settings.schedule.stashed_versions(index, num_stages)
+        held: Ints = (
+            table.trained_bytes * (2 + settings.optimizer_states + stashed + self.is_averaged)
+            + table.fixed_bytes * (1 + self.is_averaged)
+            + table.saved_bytes * (num_stages - index)
+        )
+        return held
+
+    def thinned(self, num_boundaries: int) -> MemoryModel:
+        """The same over fewer boundaries, see `CostTable.thinned`."""
+        return replace(self, table=self.table.thinned(num_boundaries))
+
+    def whole_model_bytes(self) -> int:
+        """Peak bytes of one node that holds everything."""
+        return int(self.stage_bytes(np.array(0), np.array(self.table.last), 0, 1))
+
+    def smallest_stage_bytes(self) -> int:
+        """The least that any stage needs: one that trains something, last in its cluster."""
+        start, end = _shortest_stages(self.table)
+        return int(self.stage_bytes(start, end, 0, 1).min())
+
+
+def _shortest_stages(table: CostTable) -> tuple[Ints, Ints]:
+    """For each start the nearest end with a trainable parameter between the two."""
+    end = np.searchsorted(table.num_trained, table.num_trained, side="right")
+    start = np.flatnonzero(end <= table.last)
+    return start, end[start]
