@@ -80,8 +80,10 @@ def _parse(node: ast.expr, symbols: Mapping[str, int | str]) -> Expression:
             return (_NODES[type(op)], _parse(left, symbols), _parse(right, symbols))
         case ast.BoolOp(op=op, values=values):
             return (_NODES[type(op)], *(_parse(value, symbols) for value in values))
-        case ast.Call(func=ast.Name(id="max" | "min" as name), args=args, keywords=[]):
-            return (name, *(_parse(argument, symbols) for argument in args))
+        case ast.Call(func=function, args=args, keywords=[]):
+            name = ast.unparse(function).removeprefix("torch.sym_")
+            if name in ("max", "min"):
+                return (name, *(_parse(argument, symbols) for argument in args))
         case ast.Compare(left=left, ops=ops, comparators=rest):
             sides = [_parse(side, symbols) for side in (left, *rest)]
             pairs = [

@@ -134,9 +134,11 @@ def _guards(mode: Mode, dims: dict[tuple[int, int], int | DynamicDim]) -> Iterat
     for text in texts:
         try:
             guard = parse(text, known)
-        except ValueError as error:
+        except ValueError:
             logger.warning(
-                "%s: it is not checked; inputs of sizes that break it give wrong results", error
+                "the condition %.200s that the model was captured under is not checked; "
+                "inputs of sizes that break it give wrong results",
+                text,
             )
             continue
         if not is_plain_bound(guard):

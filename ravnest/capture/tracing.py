@@ -122,10 +122,9 @@ def trace(model: nn.Module, example: Example, *, training: bool) -> Traced:
 
 def _export(flat: _FlatModel, tensors: Sequence[torch.Tensor], mode: str) -> Traced:
     """Exports with all sizes dynamic, else the first one only, else none."""
-    attempts = (None, 1, 0)
-    for dims in attempts:
+    for dims in (None, 1, 0):
         try:
-            shapes = (tuple(_dynamic(tensor, dims) for tensor in tensors),)
+            shapes = (tuple(_dynamic(tensor, dims, tensors) for tensor in tensors),)
             program = torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
         except CaptureError:
             raise
@@ -144,7 +143,17 @@ def _export(flat: _FlatModel, tensors: Sequence[torch.Tensor], mode: str) -> Tra
     raise AssertionError("the last attempt returns or raises")
 
 
-def _dynamic(tensor: torch.Tensor, dims: int | None) -> dict[int, Any]:
+def _dynamic(
+    tensor: torch.Tensor, dims: int | None, tensors: Sequence[torch.Tensor]
+) -> dict[int, Any]:
+    """Which sizes of an input may vary: all when `dims` is None, but of images only the batch.
+
+    Open heights and widths cost windowed models minutes of symbolic arithmetic (a small Swin: 5
+    minutes, against 7 s). A size past the first that another input has too is a sequence's.
+    """
+    if dims is None and tensor.dim() >= 4 and tensor.is_floating_point():
+        elsewhere = {s for other in tensors if other is not tensor for s in other.shape[1:]}
+        dims = None if elsewhere.intersection(tensor.shape[1:]) else 1
     return dict.fromkeys(range(tensor.dim() if dims is None else min(dims, tensor.dim())), Dim.AUTO)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,19 +35,19 @@ def watched() -> Iterator[Sightings]:
     replaced: list[tuple[Any, str, Any]] = []
 
     def replace(owner: Any, name: str, value: Any) -> None:
-        replaced.append((owner, name, vars(owner)[name]))
+        replaced.append((owner, name, vars(owner).get(name)))
         setattr(owner, name, value)
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_internal(cls):
             seen.functions.append(f"{cls.__module__}.{cls.__qualname__}")
-        return original_apply(cls, *args, **kwargs)
+        return original_apply.__get__(None, cls)(*args, **kwargs)
 
     def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
         seen.hooks += 1
         return original_hook(tensor, hook)
 
-    original_apply: Any = vars(torch.autograd.Function)["apply"].__func__
+    original_apply: Any = inspect.getattr_static(torch.autograd.Function, "apply")
     original_hook: Any = torch.Tensor.register_hook
     try:
         replace(torch.autograd.Function, "apply", classmethod(apply))
@@ -57,7 +58,10 @@ def watched() -> Iterator[Sightings]:
         yield seen
     finally:
         for owner, name, value in reversed(replaced):
-            setattr(owner, name, value)
+            if value is None:
+                delattr(owner, name)  # it was inherited
+            else:
+                setattr(owner, name, value)
 
 
 def _noting(function: type, seen: Sightings) -> Any:

@@ -29,7 +29,10 @@ def test_every_random_operator_asks_for_its_seed_once_and_in_order() -> None:
     inputs = stage.signature.bind(args, kwargs)
     stage.train(state, inputs, asked.append)
     assert asked == random_positions(captured("gpt"))
-    assert len(asked) == 5  # three dropouts and two attentions
+    drawing = [str(captured("gpt").train.computing[position].target) for position in asked]
+    dropout, attention = "aten.dropout.default", "aten.scaled_dot_product_attention.default"
+    assert drawing == [dropout, attention, dropout, attention, dropout]
+    assert len(set(asked)) == 5
 
     asked.clear()
     stage.eval(state, inputs, asked.append)

@@ -90,6 +90,20 @@ def test_sizes_that_must_agree() -> None:
         signature.bind((torch.randn(4, 8), torch.randn(3, 8)), {})
 
 
+def test_images_vary_in_batch_only_and_masks_with_their_sequence() -> None:
+    signature = captured("cnn").signature
+    signature.bind((torch.randn(9, 3, 16, 16),), {})
+    with pytest.raises(TrainingError, match=r"\[d0, 3, 16, 16\], got .*\[4, 3, 8, 8\]"):
+        signature.bind((torch.randn(4, 3, 8, 8),), {})
+
+    class Masked(nn.Linear):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return mask[:, 0] @ super().forward(x)
+
+    masked = capture_model(Masked(8, 8), (torch.randn(4, 6, 8), torch.randn(4, 1, 6, 6)))
+    masked.signature.bind((torch.randn(2, 5, 8), torch.randn(2, 1, 5, 5)), {})
+
+
 def test_nested_inputs_are_matched_by_key_whatever_the_container() -> None:
     signature = captured("dict").signature
     x, y = torch.randn(3, 8), torch.randn(3, 8)
