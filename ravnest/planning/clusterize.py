@@ -19,7 +19,8 @@ from ravnest.plan.model import NodeSpec, Plan, StagePlan
 from ravnest.planning.clusters import Formation, form_clusters
 from ravnest.planning.ordering import Cluster
 from ravnest.planning.rings import form_rings, owner_of
-from ravnest.planning.settings import PlanningSettings, Schedule
+from ravnest.planning.settings import PlanningSettings
+from ravnest.stage.schedule import Schedule
 from ravnest.planning.table import cost_table
 
 _CONFIG_FILE = "node_configs.json"
@@ -89,14 +90,12 @@ def _settings(num_clusters: Any, schedule: Any, optimizer_states: Any) -> Planni
         raise ConfigError(
             f"num_clusters is {num_clusters!r}; expected a whole number from 1 on, or None"
         )
-    if schedule not in list(Schedule):
-        raise ConfigError(f"schedule is {schedule!r}; expected one of {', '.join(Schedule)}")
     if not (_is_int(optimizer_states) and optimizer_states >= 0):
         raise ConfigError(
             f"optimizer_states is {optimizer_states!r}; expected a whole number from 0 on",
             hint="2 for Adam, 1 for SGD with momentum, 0 for plain SGD",
         )
-    return PlanningSettings(Schedule(schedule), optimizer_states, num_clusters)
+    return PlanningSettings(Schedule.parse(schedule), optimizer_states, num_clusters)
 
 
 def _is_int(value: Any) -> bool:

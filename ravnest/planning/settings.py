@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+
+from ravnest.stage.schedule import Schedule
 
 RUNTIME_FOOTPRINT_BYTES = 350_000_000
 """What a process holds before it has a stage: interpreter, torch, gRPC and their threads."""
@@ -19,24 +20,6 @@ Makes elementwise work count, which has next to no operations but moves as much 
 
 BACKWARD_AND_FORWARD = 3.0
 """Operations of a training step per operation of its forward pass."""
-
-
-class Schedule(StrEnum):
-    """The order in which a stage works on microbatches, as far as memory depends on it."""
-
-    ONE_F_ONE_B = "1f1b"
-    ASYNC = "async"
-    TWO_BW = "2bw"
-
-    def stashed_versions(self, index: int, num_stages: int) -> int:
-        """Weight versions a stage keeps besides the current one.
-
-        `1f1b` flushes before it steps; `async` steps between the forward and the backward pass of
-        every microbatch in flight behind the first; `2bw` keeps exactly one.
-        """
-        if self is Schedule.ASYNC:
-            return num_stages - index - 1
-        return 1 if self is Schedule.TWO_BW and num_stages > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,10 @@ class Schedule(StrEnum):
     ONE_F_ONE_B = "1f1b"
     ASYNC = "async"
 
+    def stashed_versions(self, stage: int, num_stages: int) -> int:
+        """Weight versions a stage holds at most besides the current one."""
+        return num_stages - stage - 1 if self is Schedule.ASYNC else 0
+
     @classmethod
     def parse(cls, name: str) -> Schedule:
         """The schedule of that name; ConfigError naming the choices otherwise."""

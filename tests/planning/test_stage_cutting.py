@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.plan.model import NodeSpec
 from ravnest.planning.memory import MemoryModel
-from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, PlanningSettings, Schedule
+from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, PlanningSettings
+from ravnest.stage.schedule import Schedule
 from ravnest.planning.stages import StageTimes, cut_into_stages
 from ravnest.planning.table import cost_table
 
