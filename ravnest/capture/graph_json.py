@@ -8,6 +8,7 @@ or `{"complex": [real, imaginary]}`.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -185,6 +186,10 @@ def _check_call(
     if not isinstance(target, torch._ops.OpOverload):
         if kwargs:
             field["kwargs"].fail("this operator takes none")
+        try:
+            inspect.signature(target).bind(*args)
+        except TypeError as error:
+            field["args"].fail(str(error))
         return
     declared = target._schema.arguments
     if len(args) > len(declared):

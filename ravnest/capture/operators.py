@@ -2,8 +2,9 @@
 
 The list is deny-by-default because a stage file comes from a stranger. Left out on purpose: what
 opens files or storages (`from_file`, `set_`, `resize_`), what skips bounds checks (`_unsafe_index`,
-`_embedding_bag` internals), `out=` variants, and everything that reveals an address. Uninitialised
-memory (`empty`) is loaded as zeros, so that no provider's memory can leak through an output.
+`_embedding_bag` internals), all but one `out=` variant, and everything that reveals an address.
+Uninitialised memory (`empty`) is loaded as zeros, so that no provider's memory can leak through an
+output.
 """
 
 from __future__ import annotations
@@ -184,6 +185,7 @@ _ZEROED: Final[dict[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+_OUT_VARIANTS = frozenset({"aten::div.out"})  # spectral norm updates its vectors with it
 _LEAVES_MEMORY = frozenset({"empty", "empty_like", "new_empty"})
 
 
@@ -216,7 +218,8 @@ def find(name: str) -> Callable[..., Any] | None:
     if overloads is None or overload not in overloads.overloads():
         return None
     found: Callable[..., Any] = getattr(overloads, overload)
-    if any(argument.is_out for argument in found._schema.arguments):  # type: ignore[attr-defined]
+    writes_out = any(argument.is_out for argument in found._schema.arguments)  # type: ignore[attr-defined]
+    if writes_out and name not in _OUT_VARIANTS:
         return None
     # Another empty overload than those with a zeroed twin would reveal memory.
     return None if packet in _LEAVES_MEMORY and found not in _ZEROED else found

@@ -28,7 +28,7 @@ from ravnest.plan.structure import Structure, flatten
 
 logger = logging.getLogger(__name__)
 
-_ATTRIBUTE = re.compile(r"self\.model\.([\w.\[\]]+)(?=[^.]*assigned during export)")
+_ATTRIBUTE = re.compile(r"self\.model\.([\w.\[\]]+)")
 
 PREFIX = "model."
 """Front of every state name in an exported program: the wrapper's attribute for the model."""
@@ -193,8 +193,9 @@ def _quiet(*, report: bool) -> Iterator[None]:
         finally:
             for each, level in zip(loggers, levels, strict=True):
                 each.setLevel(level)
-    found = {name for warning in caught for name in _ATTRIBUTE.findall(str(warning.message))}
-    lost = sorted(name for name in found if "._flat_weights[" not in name)  # an RNN's own cache
+    told = [str(w.message) for w in caught if "assigned during export" in str(w.message)]
+    found = {name for text in told for name in _ATTRIBUTE.findall(text)}
+    lost = sorted(name for name in found if "_flat_weights[" not in name)  # an RNN's own cache
     if report and lost:
         logger.warning(
             "forward assigns the attributes %s, a captured graph will not; nothing is lost unless "

@@ -118,6 +118,9 @@ def eval_chain(stages: Sequence[LoadedStage], args: Any, kwargs: Mapping[str, An
     return unflatten(stages[-1].eval.output_structure, list(values.values()))
 
 
+_RANDOM = ("dropout", "dropout2d", "scaled_dot_product_attention", "multi_head_attention_forward")
+
+
 class SeededLike(TorchFunctionMode):
     """Seeds the original model's k-th random operator like the stages seed theirs."""
 
@@ -126,7 +129,7 @@ class SeededLike(TorchFunctionMode):
         self.remaining = list(positions)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__ in ("dropout", "dropout2d", "scaled_dot_product_attention"):
+        if func.__name__ in _RANDOM:
             seed_operator(self.remaining.pop(0))
         return func(*args, **(kwargs or {}))
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from ravnest.capture.exporting import CapturedModel, capture_model
 
@@ -253,6 +254,29 @@ def _mask(batch: int) -> torch.Tensor:
     return torch.arange(6).expand(batch, 6) > 4
 
 
+def spectral() -> nn.Module:
+    return nn.Sequential(spectral_norm(nn.Linear(8, 8)), nn.Tanh(), nn.Linear(8, 3))
+
+
+@dataclass
+class TwoOutputs:
+    """A nested output that is neither tuple nor dict."""
+
+    hidden: torch.Tensor
+    result: torch.Tensor
+
+
+class RecordOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> TwoOutputs:
+        with torch.autocast("cpu", enabled=False):
+            hidden = self.a(x)
+        return TwoOutputs(hidden, self.b(torch.tanh(hidden)))
+
+
 CASES: dict[str, Case] = {
     "mlp": Case(Mlp, lambda batch: ((torch.randn(batch, 16),), {})),
     "cnn": Case(Cnn, _image(3, 16)),
@@ -269,6 +293,14 @@ CASES: dict[str, Case] = {
     ),
     "several": Case(Several, lambda b: ((_ids(b),), {"mask": _mask(b)})),
     "views": Case(Views, _vector),
+    "spectral": Case(spectral, _vector),
+    "record": Case(RecordOutput, _vector),
+    "encoder": Case(
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 4, 32), 2, enable_nested_tensor=False
+        ),
+        lambda b: ((torch.randn(6, b, 16),), {}),
+    ),
     "modes_differ": Case(ModesDiffer, _vector),
 }
 

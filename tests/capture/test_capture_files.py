@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 import torch
 from capture_chain import even_cuts, through_files, train_chain
 from capture_zoo import CASES, build, call, captured
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -140,6 +143,37 @@ def test_an_edited_graph_is_refused(name: str, folder: Path) -> None:
     with pytest.raises(PlanFileError, match=message) as caught:
         load_stage(folder)
     assert str(folder) in str(caught.value)
+
+
+JUNK = [None, True, -1, 2**63, 1e308, "", "x", "aten::add.Tensor", "operator::add", [], [[]], {}]
+JUNK += [{"node": "no"}, {"dtype": "int8"}, {"slice": [1]}, {"a": 1, "b": 2}, {"tuple": [0]}]
+
+
+def _places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    pairs = (
+        data.items() if isinstance(data, dict) else enumerate(data if type(data) is list else ())
+    )
+    for key, child in pairs:
+        yield from _places(child, (*path, key))
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_single_change_is_harmless_or_refused(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "changed"
+    write_stage(split(captured("dict"), [])[0], folder)
+    graph = json.loads((folder / GRAPH_FILE).read_text())
+    *parents, last = data.draw(st.sampled_from([p for p in _places(graph) if p]))
+    parent = graph
+    for key in parents:
+        parent = parent[key]
+    parent[last] = data.draw(st.sampled_from(JUNK))
+    (folder / GRAPH_FILE).write_text(json.dumps(graph))
+    with contextlib.suppress(PlanFileError):
+        load_stage(folder)
 
 
 @pytest.mark.parametrize(

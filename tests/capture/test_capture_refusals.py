@@ -116,7 +116,7 @@ def test_model_without_parameters() -> None:
         capture_model(nn.ReLU(), (torch.randn(4, 8),))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_script_module() -> None:
     scripted = torch.jit.trace(nn.Linear(8, 8), torch.randn(2, 8))
     with pytest.raises(CaptureError, match="ScriptModule"):
