@@ -57,7 +57,9 @@ class StageTimes:
     """Seconds per microbatch of every possible stage of some nodes in order.
 
     A stage computes while it sends, so its time is the larger of both. It sends its activations to
-    the next node and its gradients to the one before, each as fast as the slower end of the link.
+    the next node and its gradients to the one before, each as fast as the slower end of the link;
+    what keeps parameters equal that several stages use, at its own rate and after every microbatch,
+    as with an `update_frequency` of 1.
     """
 
     def __init__(self, memory: MemoryModel, nodes: Sequence[NodeSpec]) -> None:
@@ -67,6 +69,7 @@ class StageTimes:
         self._flops = [node.flops or DEFAULT_FLOPS for node in nodes]
         rates = [node.bandwidth_bps / _BITS_PER_BYTE for node in nodes]
         links = [min(pair) for pair in itertools.pairwise(rates)]
+        self._rates = rates
         self._to_next = [*links, np.inf]
         self._to_previous = [np.inf, *links]
         self._limits = [min(node.memory_bytes, _NO_LIMIT) for node in nodes]
@@ -77,7 +80,8 @@ class StageTimes:
         computing = (table.work[end] - table.work[start]) / self._flops[index]
         activations = table.forward_bytes[end] / self._to_next[index]
         gradients = table.backward_bytes[start] / self._to_previous[index]
-        slower: Floats = np.maximum(computing, activations + gradients)
+        exchanged = self.memory.exchanged_bytes(start, end) / self._rates[index]
+        slower: Floats = np.maximum(computing, activations + gradients + exchanged)
         return slower
 
     def costs(self, index: int, start: Ints, end: Ints) -> Floats:
@@ -98,7 +102,12 @@ class StageTimes:
         return min(int(max(in_time, in_memory)), end - 1)
 
     def can_fit(self) -> bool:
-        """Whether some cutting keeps every stage within its node's memory; cheap to ask."""
+        """Whether some cutting keeps every stage within its node's memory; cheap to ask.
+
+        With shared tensors a stage is no sum of what its two ends add, and it is as dear as a search.
+        """
+        if self.memory.table.shared:
+            return bool(np.isfinite(slowest_stage(self)))
         trained = self.memory.table.num_trained
         # The last boundary from which a stage that ends here still has something to train.
         latest = np.searchsorted(trained, trained) - 1

@@ -24,6 +24,9 @@ class Schedule(StrEnum):
         one process on the same microbatches.
     ASYNC: no flush within an epoch; a stage steps whenever `update_frequency` gradients have come.
         Stage i of S computes with weights up to S-1-i steps older than the ones its gradient updates.
+
+    In both, every stage that uses a parameter owned by an earlier stage computes a microbatch with
+    the version that the owner computed it with, so its uses never differ, and its age is the owner's.
     """
 
     ONE_F_ONE_B = "1f1b"
