@@ -37,7 +37,7 @@ def main() -> int:
     figures: dict[str, Any] = {}
     for name in ("digits", "gpt"):
         short = arguments.quick and name == "gpt"
-        figures[name] = compare(name, repeats, rounds=2 if short else 4, steps=1 if short else 4)
+        figures[name] = compare(name, repeats, rounds=2 if short else 3, steps=1 if short else 3)
         if not arguments.json:
             show(name, figures[name])
     figures["digits_epoch_s"] = [digits_epoch() for _ in range(repeats)]
