@@ -42,8 +42,8 @@ class BatchCursor(Protocol):
 def shipped_targets(batch: Any, inputs: Sequence[Any]) -> Any:
     """What of a batch travels to the leaf as targets.
 
-    Tensors that are model inputs are left out (None stands in their place, as when `labels` is a tensor),
-    unless nothing would remain: a language model's inputs are its targets too.
+    Tensors that are model inputs are left out (None stands in their place, as when `labels` is a
+    tensor), unless nothing would remain: a language model's inputs are its targets too.
     """
     leaves, structure = flatten(batch)
     is_input = [any(leaf is value for value in inputs) for leaf in leaves]
