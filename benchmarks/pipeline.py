@@ -1,7 +1,8 @@
 """Time per step over three stages, beside one process and torch.distributed.pipelining.
 
 `python -m benchmarks.pipeline [--json] [--quick]`. Every worker has one thread. Each repeat runs
-all kinds in turn, so that a drifting machine drifts for all; medians and ratios are over the repeats.
+all kinds in turn, so that a drifting machine drifts for all; medians and ratios are over the
+repeats.
 """
 
 from __future__ import annotations

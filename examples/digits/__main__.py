@@ -52,7 +52,7 @@ def main() -> int:
     exited = all(code == 0 for result in results for code in result.exit_codes)
     gap = max(results[0].accuracy - result.accuracy for result in results)
     print(
-        f"\nfused models are at most {gap:.2%} behind one process (allowed: {MAX_ACCURACY_GAP:.0%});"
+        f"\nfused models are at most {gap:.2%} behind one process (goal: {MAX_ACCURACY_GAP:.0%});"
         f"\nevery provider exited with 0: {exited}"
     )
     return 0 if exited and gap <= MAX_ACCURACY_GAP else 1

@@ -44,8 +44,8 @@ class Node:
         lr_scheduler_params: keyword arguments for it.
         lr_step_on_epoch_change: step the scheduler once per epoch, else once per optimizer step.
         criterion: `f(predictions, targets) -> scalar tensor`, run on the leaf. `predictions` is
-            what the original model returns, `targets` the whole batch that `labels` yields. May be left
-            out when the model returns its loss.
+            what the original model returns, `targets` the whole batch that `labels` yields. May be
+            left out when the model returns its loss.
         update_frequency: backward passes per optimizer step; their gradients add up.
         reduce_factor: optimizer steps between averagings over the clusters; None for one per epoch.
         labels: on the leaf, a loader in the root's order or a tensor of all targets. Left out, the
