@@ -55,8 +55,8 @@ class Node:
         device: where the stage computes.
         loss_filename: the leaf writes one line per optimizer step to it; the leaves of clusters
             above 0 add `_cluster_<c>` to the name.
-        compression: of activations and gradients on the wire: False, True (half precision, scaled)
-            or "bf16".
+        compression: of activations and gradients on the wire: False, True (half precision,
+            scaled), "bf16" or "int8" (blockwise; gradients then in bf16).
         average_optim: average optimizer state too.
         **options: see `NodeOptions`.
 
@@ -99,7 +99,7 @@ class Node:
             dict(lr_scheduler_params or {}),
             lr_step_on_epoch_change,
         )
-        codec = parse_compression(compression)
+        codecs = parse_compression(compression)
         self._plan, stage = load_node(chosen.node_data, node_id)
         show_logs(f"[c{self._plan.cluster_id}/s{self._plan.stage} {name}]")
         self._transport = chosen.transport or _grpc_transport(self._plan, chosen)
@@ -118,7 +118,7 @@ class Node:
                 state=initial_state(stage, model),
                 settings=settings,
                 update=update,
-                codec=codec,
+                compression=codecs,
                 seed=torch.initial_seed() if chosen.seed is None else chosen.seed,
                 device=torch.device(device),
                 criterion=criterion,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ravnest.plan.identity import Role
+from ravnest.plan.text import describe
 
 SCHEMA_VERSION = 1
 
@@ -138,8 +139,6 @@ class Plan:
         return role_at(stage.index, len(self.clusters[stage.cluster_id]))
 
     def __str__(self) -> str:
-        from ravnest.plan.text import describe  # here, for text imports this module
-
         return describe(self)
 
 

@@ -229,7 +229,7 @@ def test_initial_weights_can_be_given(tmp_path: Path) -> None:
     assert all(torch.equal(fused[name], tensor) for name, tensor in other.state_dict().items())
 
 
-@pytest.mark.parametrize("compression", [True, "bf16"])
+@pytest.mark.parametrize("compression", [True, "bf16", "int8"])
 def test_compression_changes_little(compression: Any, tmp_path: Path) -> None:
     run = make_plan(tmp_path, build(), (X[:4],))
     # Not Adam: it blows the rounding of a gradient that should be zero up to a whole step.
@@ -240,7 +240,9 @@ def test_compression_changes_little(compression: Any, tmp_path: Path) -> None:
     different = False
     for name, tensor in plain.items():
         if tensor.is_floating_point():
-            torch.testing.assert_close(fused[name], tensor, atol=5e-3, rtol=0)
+            torch.testing.assert_close(
+                fused[name], tensor, atol=2e-2 if compression == "int8" else 5e-3, rtol=0
+            )
             different |= not torch.equal(fused[name], tensor)
     assert different
 
