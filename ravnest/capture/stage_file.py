@@ -39,7 +39,8 @@ class LoadedStage:
         parameters: by original name, in the model's order; plain tensors that want no gradient yet.
         trainable: names of the parameters that get one.
         buffers: persistent buffers owned here, in the model's order.
-        replicas: trainable parameters used here and owned by an earlier stage, in the model's order.
+        replicas: trainable parameters used here and owned by an earlier stage, in the model's
+            order.
         replica_owners: index of the owning stage per replica, smaller than `index`.
         constants: non-persistent buffers, lifted constants, and read-only copies of others'
             frozen parameters and buffers.
@@ -191,6 +192,8 @@ _GROUPS = {
 def _declared(field: Field, index: int) -> Iterator[_Declared]:
     """The tensors of stage `index`; each name once, replicas owned by an earlier stage."""
     seen: set[str] = set()
+    if index == 0 and field["replicas"].value:
+        field["replicas"].fail("has tensors, but no stage comes before the first")
     for group, further in _GROUPS.items():
         for item in field[group].items(_MAX_TENSORS):
             item.members(("name", "dtype", "shape", *further))

@@ -38,7 +38,8 @@ class StageGraphs:
     Attributes:
         parameters: owned here, by original name, in the model's order.
         buffers: persistent buffers owned here, likewise.
-        replicas: trainable parameters used here and owned by an earlier stage, in the model's order.
+        replicas: trainable parameters used here and owned by an earlier stage, in the model's
+            order.
         replica_owners: index of the owning stage per replica.
         constants: non-persistent buffers, lifted constants, and copies of frozen parameters and
             of buffers that are only read and owned by another stage.

@@ -1,17 +1,17 @@
-"""Keeps a parameter equal that several stages of a cluster use: sums its gradients, sends its values.
+"""Keeps a parameter equal that several stages of a cluster use: sums gradients, sends values.
 
 One stage owns it, the first that uses it; the others hold replicas. At every optimizer step the
 holders send their gradients to the owner, which adds them to its own in order of stage, steps, and
 sends the new values back. Only the owner has optimizer state, so that any optimizer does, and the
-values are the same bytes on every device; the other way, a step on every holder, would move as many
-bytes.
+values are the same bytes on every device. The other way, the same step on every holder, would move
+as many bytes.
 
-Which values a pass uses is decided by its frame. Before the owner computes a microbatch it sends the
-values it is going to use, if they have changed since it last did, and notes their number in the frame.
-A holder, which the frame reaches later, takes values up to that number. So a microbatch meets the same
-values on every stage, under every schedule, and a holder waits only for what was sent before the
-frame that it has. The other way there is no lock-up either: a holder sends its gradients right after
-its last backward pass of a step, which the owner's own last one needs anyway.
+Which values a pass uses is decided by its frame. Before the owner computes a microbatch it sends
+the values it is going to use, if they have changed since it last did, and notes their number in the
+frame. A holder, which the frame reaches later, takes values up to that number. So a microbatch
+meets the same values on every stage, under every schedule, and a holder waits only for what was
+sent before the frame that it has. Nor can gradients lock up: a holder sends those of a step right
+after its last backward pass of it, which the owner's own last one needs anyway.
 """
 
 from __future__ import annotations

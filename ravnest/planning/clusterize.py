@@ -21,8 +21,8 @@ from ravnest.planning.clusters import Formation, form_clusters
 from ravnest.planning.ordering import Cluster
 from ravnest.planning.rings import form_rings, owner_of
 from ravnest.planning.settings import PlanningSettings
-from ravnest.stage.schedule import Schedule
 from ravnest.planning.table import cost_table
+from ravnest.stage.schedule import Schedule
 
 _CONFIG_FILE = "node_configs.json"
 

@@ -34,7 +34,7 @@ class Cutting:
         cuts: positions in the graph from 0 to its end; stage k has `cuts[k]` to `cuts[k + 1]`.
         step_times_s: predicted seconds per microbatch of each stage.
         needed_bytes: predicted peak memory of each stage.
-        cut_bytes: bytes that cross the cuts per microbatch, both ways.
+        cut_bytes: bytes that stages send each other per microbatch and optimizer step.
     """
 
     cuts: tuple[int, ...]
@@ -80,8 +80,10 @@ class StageTimes:
         computing = (table.work[end] - table.work[start]) / self._flops[index]
         activations = table.forward_bytes[end] / self._to_next[index]
         gradients = table.backward_bytes[start] / self._to_previous[index]
-        exchanged = self.memory.exchanged_bytes(start, end) / self._rates[index]
-        slower: Floats = np.maximum(computing, activations + gradients + exchanged)
+        sending = activations + gradients
+        if table.shared:
+            sending = sending + self.memory.exchanged_bytes(start, end) / self._rates[index]
+        slower: Floats = np.maximum(computing, sending)
         return slower
 
     def costs(self, index: int, start: Ints, end: Ints) -> Floats:
@@ -104,7 +106,8 @@ class StageTimes:
     def can_fit(self) -> bool:
         """Whether some cutting keeps every stage within its node's memory; cheap to ask.
 
-        With shared tensors a stage is no sum of what its two ends add, and it is as dear as a search.
+        With shared tensors a stage is no sum of what its two ends add: it is then as dear as a
+        search.
         """
         if self.memory.table.shared:
             return bool(np.isfinite(slowest_stage(self)))
@@ -130,7 +133,8 @@ class StageTimes:
             needed_bytes=tuple(
                 int(self.memory.stage_bytes(i, j, k, self.num_stages)) for k, i, j in stages
             ),
-            cut_bytes=int((table.forward_bytes[inner] + table.backward_bytes[inner]).sum()),
+            cut_bytes=int((table.forward_bytes[inner] + table.backward_bytes[inner]).sum())
+            + sum(int(self.memory.exchanged_bytes(i, j)) for _, i, j in stages),
         )
 
 
@@ -197,10 +201,11 @@ def _least_total(times: StageTimes, limit: float) -> list[int]:
             costs = times.costs(index, starts[:, None], ends[None, :])
             sums = total[starts, None] + np.where(costs <= limit, costs, np.inf)
             least = sums.min(axis=0)
-            tied = np.where(sums == least, num_bytes[starts, None], _NO_LIMIT)
-            chosen = starts[tied.argmin(axis=0)]
-            following[ends], origin[ends] = least, chosen
-            bytes_following[ends] = num_bytes[chosen] + crossing[ends]
+            exchanged = times.memory.exchanged_bytes(starts[:, None], ends[None, :])
+            moved = num_bytes[starts, None] + exchanged
+            tied = np.where(sums == least, moved, _NO_LIMIT)
+            following[ends], origin[ends] = least, starts[tied.argmin(axis=0)]
+            bytes_following[ends] = tied.min(axis=0) + crossing[ends]
         total, num_bytes = following, bytes_following
         origins.append(origin)
     boundaries = [table.last]
