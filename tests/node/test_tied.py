@@ -307,6 +307,30 @@ def test_clusters_that_are_cut_differently_average_what_owners_hold(tmp_path: Pa
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "async"])
+@pytest.mark.parametrize("kind", [TiedGpt, Albert])
+def test_rounds_and_replicas_do_not_wait_for_each_other(
+    kind: Callable[[], Any], schedule: str, tmp_path: Path
+) -> None:
+    """Clusters of different length and another number of steps, averaging after every step."""
+    run = make_plan(tmp_path, build(kind), (X[:BATCH],), nodes=5, clusters=2)
+
+    def script(node: Node) -> dict[str, torch.Tensor]:
+        short = DataLoader(TensorDataset(X[:-BATCH], Y[:-BATCH]), batch_size=BATCH)  # 5 and 4
+        Trainer(node, train_loader=short, epochs=2, save=True).train()
+        return {**dict(node.model.named_parameters()), **dict(node.model.named_buffers())}
+
+    run_cleanly(run, script, schedule=schedule, update_frequency=2, reduce_factor=1, **SETTINGS)
+    holders = [stage for stage in run.plan.stages if stage.replicas]
+    assert holders
+    for stage in holders:
+        for replica in stage.replicas:
+            own = run.results[stage.node_id][replica.name]
+            for other in run.plan.stages:
+                if replica.name in other.parameters:
+                    assert torch.equal(own, run.results[other.node_id][replica.name])
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "async"])
 def test_evaluation_between_batches_uses_the_newest_values(schedule: str, tmp_path: Path) -> None:
     """And leaves training as it would be without."""
     run = make_plan(tmp_path, build(), (X[:BATCH],), nodes=3)
