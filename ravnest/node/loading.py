@@ -56,13 +56,14 @@ def initial_state(stage: LoadedStage, model: Any) -> StageState:
 
     Args:
         model: None, or a module or state dict with (at least) this stage's names, whose
-            values replace those of the file.
+            values replace those of the file. Replicas get their owner's values when training or
+            evaluation begins.
 
     Raises:
         ConfigError: the model lacks a name of this stage, or has it in another shape.
     """
     parameters, buffers = dict(stage.parameters), dict(stage.buffers)
-    replicas, constants = dict(stage.replicas), dict(stage.constants)
+    constants = dict(stage.constants)
     if model is not None:
         given = model.state_dict() if isinstance(model, torch.nn.Module) else model
         if not isinstance(given, Mapping):
@@ -72,11 +73,10 @@ def initial_state(stage: LoadedStage, model: Any) -> StageState:
             )
         _override(parameters, given)
         _override(buffers, given)
-        _override(replicas, given)
         copies = {name: tensor for name, tensor in constants.items() if name in given}
         _override(copies, given)
         constants |= copies
-    return StageState(parameters, stage.trainable, buffers, constants, replicas)
+    return StageState(parameters, stage.trainable, buffers, constants, stage.replicas)
 
 
 def _override(tensors: dict[str, torch.Tensor], given: Mapping[str, Any]) -> None:

@@ -49,7 +49,7 @@ class TiedParameters:
             self._names_by_owner.setdefault(replica.owner, []).append(replica.name)
         self._taken = dict.fromkeys(self._names_by_owner, 0)
         self._num_sent = 0
-        self._is_changed = False
+        self._is_changed = True  # the owner's script may have been given other initial weights
 
     def mark_changed(self) -> None:
         """Says that the owned parameters may have other values than those sent last."""

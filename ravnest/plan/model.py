@@ -199,14 +199,9 @@ class NodePlan:
         stage: position in the cluster, 0 is the root.
         forward_target: next node of the cluster, None on the leaf.
         backward_target: node before it, None on the root.
-<<<<<<< HEAD
         peers: every node it exchanges messages with: neighbours in the cluster and in its rings,
             root and leaf of a cluster each other (targets and results take the direct way), and
             owners and holders of replicas.
-=======
-        peers: every node it exchanges messages with: neighbours in the cluster and in its rings,
-            and root and leaf of a cluster each other (targets and results take the direct way).
->>>>>>> main
         files: graph and weights of its stage.
         plan_sha256: hash of the plan; peers of another plan are refused.
         replicas: parameters used here that earlier stages own, in the model's order.

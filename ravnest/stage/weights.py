@@ -90,8 +90,8 @@ class WeightVersions:
         for name, gradient in gradients.items():
             parameter = self._parameters[name]
             added = gradient.to(parameter.device)
-            # Out of place: the sum of a sparse and a dense gradient is dense.
-            parameter.grad = added if parameter.grad is None else parameter.grad + added
+            # Out of place, and the dense one first: its sum with a sparse one is dense.
+            parameter.grad = added if parameter.grad is None else added + parameter.grad
 
     def copies(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """The newest values in memory of their own on the CPU, by name."""

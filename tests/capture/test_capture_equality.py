@@ -16,8 +16,6 @@ from capture_chain import (
 )
 from capture_zoo import CASES, build, call, captured
 
-from ravnest.capture.exporting import capture_model
-
 EVERY_CUT = ("mlp", "norm_twice", "buffers", "no_grad_ema", "frozen", "dict", "views")
 EVERY_CUT += ("modes_differ", "cnn", "several")
 

@@ -62,11 +62,8 @@ class OnlyInEval(Tied):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.mid(self.emb(ids)))
-        if self.training:
-            x = torch.cat([x, x[..., :1]], -1)
-        else:
-            x = F.linear(x, self.emb.weight)
-        return self.tail(torch.tanh(x))
+        padded = torch.cat([x, x[..., :1]], -1)
+        return self.tail(torch.tanh(padded if self.training else F.linear(x, self.emb.weight)))
 
 
 class Frozen(Tied):

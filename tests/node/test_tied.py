@@ -126,7 +126,7 @@ def fused(run: Run, cluster: int = 0) -> dict[str, torch.Tensor]:
 def assert_equal(run: Run, expected: torch.nn.Module) -> None:
     """Fused and loaded strictly, it is the expected model; and every replica has its values."""
     actual = fused(run)
-    other = build(lambda: type(expected)())
+    other = build(type(expected))
     other.load_state_dict(actual, strict=True)
     for name, tensor in expected.state_dict().items():
         torch.testing.assert_close(actual[name], tensor, atol=1e-6, rtol=0, msg=name)
@@ -203,10 +203,11 @@ def async_reference(run: Run, frequency: int, kind: Callable[[], Any]) -> torch.
     stages = run.plan.stages
     batches = list(loader())
     model = build(kind)
+    initial = {name: each.detach() for name, each in model.named_parameters()}
     live = [
-        {name: torch.nn.Parameter(model.get_parameter(name).detach().clone()) for name in s.parameters}
-        for s in stages
-    ]  # fmt: skip
+        {name: torch.nn.Parameter(initial[name].clone()) for name in stage.parameters}
+        for stage in stages
+    ]
     optimizers = [adam(parameters.values()) for parameters in live]
     schedulers = [decay(optimizer) for optimizer in optimizers]
     history = [[{n: p.detach().clone() for n, p in each.items()}] for each in live]
@@ -363,3 +364,19 @@ def test_evaluation_between_batches_uses_the_newest_values(schedule: str, tmp_pa
     assert torch.equal(*outputs[0])
     with torch.no_grad():
         torch.testing.assert_close(outputs[1][0], expected(X[:BATCH]), atol=1e-5, rtol=0)
+
+
+def test_replicas_start_with_the_owners_values(tmp_path: Path) -> None:
+    """Whatever the owner's script was given or did: here it doubles the embedding."""
+    run = make_plan(tmp_path, build(), (X[:BATCH],), nodes=2)
+
+    def script(node: Node) -> Any:
+        if node.node_type == "root":
+            node.model.get_parameter("wte.weight").data.mul_(2.0)
+        return Trainer(node, train_loader=loader()).pred(X[:BATCH])
+
+    run_cleanly(run, script)
+    expected = build()
+    expected.get_parameter("wte.weight").data.mul_(2.0)
+    with torch.no_grad():
+        torch.testing.assert_close(run.result_of(0), expected(X[:BATCH]), atol=1e-6, rtol=0)
