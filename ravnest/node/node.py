@@ -20,7 +20,7 @@ from ravnest.node.loading import initial_state, load_node, parse_node_name
 from ravnest.node.logs import show_logs
 from ravnest.node.options import NodeOptions
 from ravnest.node.root import RootDriver
-from ravnest.node.settings import RunSettings, parse_compression
+from ravnest.node.settings import RunSettings, parse_compression, require_callable
 from ravnest.node.targets import Criterion, Metric
 from ravnest.plan.model import NodePlan
 from ravnest.stage.schedule import Schedule
@@ -88,6 +88,7 @@ class Node:
     ) -> None:
         self.name = name
         node_id = parse_node_name(name)
+        require_callable(optimizer=optimizer, lr_scheduler=lr_scheduler, criterion=criterion)
         chosen = NodeOptions.parse(options)
         settings = RunSettings(
             Schedule.parse(chosen.schedule), update_frequency, reduce_factor, average_optim

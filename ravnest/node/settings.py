@@ -70,6 +70,16 @@ def parse_compression(compression: bool | str) -> Compression:
     raise ConfigError(f"compression={compression!r} is unknown; expected one of {choices}")
 
 
+def require_callable(**values: object) -> None:
+    """Raises ConfigError for the first value that is neither None nor callable."""
+    for name, value in values.items():
+        if value is not None and not callable(value):
+            raise ConfigError(
+                f"{name}={value!r} cannot be called; expected a class or a function",
+                hint=f"pass the function itself, {name}=f, not its name and not a call of it",
+            )
+
+
 def _require_positive(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name}={value!r} is not possible; expected an integer of 1 or more")

@@ -11,6 +11,7 @@ import torch
 
 from ravnest.errors import ConfigError
 from ravnest.node.node import Node
+from ravnest.node.settings import require_callable
 from ravnest.node.targets import Metric
 from ravnest.stage.updating import SchedulerFactory
 from ravnest.trainer.batches import split_batch
@@ -65,6 +66,7 @@ class Trainer:
         for name, value in (("epochs", epochs), ("val_freq", val_freq)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}={value!r} is not possible; expected an integer above 0")
+        require_callable(lr_scheduler=lr_scheduler, metric=metric)
         if step_size != 1:
             warnings.warn(
                 f"step_size={step_size} has no effect: pass lr_scheduler to change the rate",
