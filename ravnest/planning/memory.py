@@ -10,6 +10,13 @@ from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, PlanningSettings
 from ravnest.planning.table import Bools, CostTable, Ints, SharedTensor
 
 
+_OWNER_COPIES = 2
+"""Of a trainable shared tensor its owner also holds a message of values and one of gradients."""
+
+_REPLICA_COPIES = 4
+"""A replica is values, their gradient, and a message of each."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
     """What a stage holds at its peak.
@@ -59,6 +66,14 @@ class MemoryModel:
         is_first = shared.next_use[start] == shared.next_use[0]
         return is_used & is_first & (shared.last_use >= positions[end]), is_used & ~is_first
 
+    def most_shared_bytes(self, index: int, num_stages: int) -> int:
+        """What a stage holds for shared tensors at most, whatever it computes."""
+        stashed = self.settings.schedule.stashed_versions(index, num_stages)
+        return sum(
+            shared.num_bytes * (_REPLICA_COPIES + stashed if shared.trainable else 1)
+            for shared in self.table.shared
+        )
+
     def _shared_bytes(
         self, shared: SharedTensor, start: Ints, end: Ints, index: int, num_stages: int
     ) -> Ints:
@@ -66,7 +81,9 @@ class MemoryModel:
         if not shared.trainable:
             return shared.num_bytes * is_replica
         stashed = self.settings.schedule.stashed_versions(index, num_stages)
-        num_bytes: Ints = shared.num_bytes * (2 * owned + (4 + stashed) * is_replica)
+        num_bytes: Ints = shared.num_bytes * (
+            _OWNER_COPIES * owned + (_REPLICA_COPIES + stashed) * is_replica
+        )
         return num_bytes
 
     def parts(self, index: int, num_stages: int) -> tuple[Ints, Ints]:

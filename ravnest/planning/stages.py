@@ -106,17 +106,23 @@ class StageTimes:
     def can_fit(self) -> bool:
         """Whether some cutting keeps every stage within its node's memory; cheap to ask.
 
-        With shared tensors a stage is no sum of what its two ends add: it is then as dear as a
-        search.
+        With shared tensors a stage is no sum of what its two ends add: only where no bound decides
+        it takes a search.
         """
-        if self.memory.table.shared:
-            return bool(np.isfinite(slowest_stage(self)))
+        fits = self._fits_with_shared(0)
+        if not fits or not self.memory.table.shared:
+            return fits
+        return self._fits_with_shared(1) or bool(np.isfinite(slowest_stage(self)))
+
+    def _fits_with_shared(self, factor: int) -> bool:
+        """As `can_fit`, if every stage held none (0) or as much as it can (1) of what is shared."""
         trained = self.memory.table.num_trained
         # The last boundary from which a stage that ends here still has something to train.
         latest = np.searchsorted(trained, trained) - 1
         is_reached = np.arange(len(trained)) == 0
         for index, limit in enumerate(self._limits):
             from_end, from_start = self.memory.parts(index, self.num_stages)
+            from_end = from_end + factor * self.memory.most_shared_bytes(index, self.num_stages)
             least = np.minimum.accumulate(np.where(is_reached, from_start, _NO_LIMIT // 2))
             is_reached = (latest >= 0) & (from_end + least[latest] <= limit)
         return bool(is_reached[-1])
