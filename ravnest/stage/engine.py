@@ -82,10 +82,8 @@ class StageEngine:
         }
         self._buffers = {name: tensor.to(device) for name, tensor in state.buffers.items()}
         self._constants = {name: tensor.to(device) for name, tensor in state.constants.items()}
-        # A copy: when both stages are in this process, `to` may give both the same memory.
         replicas = {
-            name: torch.nn.Parameter(tensor.to(device, copy=True))
-            for name, tensor in state.replicas.items()
+            name: torch.nn.Parameter(tensor.to(device)) for name, tensor in state.replicas.items()
         }
         self.module = StageModule(self._parameters, self._buffers, self._constants | replicas)
         self.weights = WeightVersions(self._parameters)
