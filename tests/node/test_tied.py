@@ -87,3 +87,13 @@ def test_replicas_start_with_the_owners_values(tmp_path: Path) -> None:
     expected.get_parameter("wte.weight").data.mul_(2.0)
     with torch.no_grad():
         torch.testing.assert_close(run.result_of(0), expected(X[:BATCH]), atol=1e-6, rtol=0)
+
+
+def test_given_weights_reach_copies_of_frozen_parameters(tmp_path: Path) -> None:
+    run = make_plan(tmp_path, build(Frozen), (X[:BATCH],), nodes=2)
+    assert not any(stage.replicas for stage in run.plan.stages)
+    torch.manual_seed(1)
+    other = Frozen()
+    run_cleanly(run, lambda n: Trainer(n, train_loader=loader()).pred(X[:BATCH]), model=other)
+    with torch.no_grad():
+        torch.testing.assert_close(run.result_of(0), other(X[:BATCH]), atol=1e-6, rtol=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ from node_harness import make_plan, run_nodes
 from tied_harness import BATCH, SETTINGS, VOCABULARY, WIDTH, X, build, train
 
 from ravnest import Node
-from ravnest.errors import PeerFailedError, ProtocolError
+from ravnest.errors import PeerFailedError, PlanFileError, ProtocolError
+from ravnest.node.loading import load_node
+from ravnest.plan.codec import encode, sealed
+from ravnest.plan.files import load_node_plan
+from ravnest.plan.layout import node_file
 from ravnest.wire.frame import Frame, FrameKind
 
 FAULTS: dict[str, tuple[Frame, str]] = {
@@ -65,3 +70,13 @@ def test_a_frame_that_does_not_say_which_values_it_used_is_refused(tmp_path: Pat
     run_nodes(run, script, **SETTINGS)
     with pytest.raises(ProtocolError, match=f"does not say which values of node {root}"):
         raise run.errors[leaf]
+
+
+def test_a_plan_with_other_replicas_than_the_stage_is_refused(tmp_path: Path) -> None:
+    run = make_plan(tmp_path, build(), (X[:BATCH],), nodes=2)
+    leaf = run.plan.clusters[0][-1]
+    folder = tmp_path / "node_data"
+    plan = replace(load_node_plan(folder, leaf), replicas=())
+    (folder / node_file(leaf)).write_bytes(encode(sealed(plan)))
+    with pytest.raises(PlanFileError, match=r"has replicas {'wte.weight': 0} .* says {}"):
+        load_node(folder, leaf)
