@@ -9,7 +9,6 @@ import numpy as np
 from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, PlanningSettings
 from ravnest.planning.table import Bools, CostTable, Ints, SharedTensor
 
-
 _OWNER_COPIES = 2
 """Of a trainable shared tensor its owner also holds a message of values and one of gradients."""
 
