@@ -243,10 +243,10 @@ class Node:
         with self._guarded():
             return self._parts.service.serve()
 
-    def end_phase(self, *, training: bool) -> dict[str, Any]:
+    def end_phase(self, *, training: bool, save: bool = False) -> dict[str, Any]:
         """On the root: ends a phase for the whole cluster and returns its results."""
         with self._guarded():
-            return self._root.end_phase(training=training)
+            return self._root.end_phase(training=training, save=save)
 
     @property
     def argument_names(self) -> tuple[str, ...]:

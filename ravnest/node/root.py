@@ -143,18 +143,23 @@ class RootDriver:
         )
         return {self._metric_name: value, "num_samples": num_samples}
 
-    def end_phase(self, *, training: bool) -> dict[str, Any]:
-        """Ends a phase for every stage: open work is completed, results are announced."""
+    def end_phase(self, *, training: bool, save: bool) -> dict[str, Any]:
+        """Ends a phase for every stage: open work is completed, results are announced.
+
+        Training ends with the averaging that makes all clusters equal, and only then saves.
+        """
         self._require_root("end_phase")
         self._begin(evaluating=True)
         if not self._parts.pipeline.is_idle:
             self.end_epoch()
         results = self.close_evaluation()
-        details = {"training": training, "results": results}
+        details = {"training": training, "save": save, "results": results}
         self._parts.links.send_forward(Frame(FrameKind.PHASE_END, details=details))
         if training:
             self._parts.rounds.finish()
             self._parts.tied.finish()
+        if save:
+            self._parts.saver.save()
         return results
 
     def set_metric(self, metric: Metric) -> None:

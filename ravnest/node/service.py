@@ -93,4 +93,6 @@ class StageService:
         if frame.details["training"]:
             self._rounds.finish()
             self._tied.finish()
+        if frame.details["save"]:
+            self._saver.save()
         return dict(frame.details["results"])

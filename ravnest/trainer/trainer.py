@@ -182,9 +182,7 @@ def _driven(body: Callable[..., Any]) -> Callable[..., Any]:
         self._is_driving = True
         try:
             result = body(self, *args, **kwargs)
-            if self.save:
-                self.node.trigger_save_submodel()
-            self.node.end_phase(training=True)
+            self.node.end_phase(training=True, save=self.save)
         except BaseException as error:
             self.node.abort(error)
             raise

@@ -12,7 +12,7 @@ from ravnest import Node, Trainer, set_seed
 
 
 def main(name: str) -> None:
-    """Trains two epochs with an averaging every four steps."""
+    """Trains with an averaging every eleven steps, and one more at the end."""
     set_seed(7)
     data = loader()
     node = Node(
@@ -21,7 +21,7 @@ def main(name: str) -> None:
         optimizer_params=OPTIMIZER_PARAMS,
         criterion=criterion,
         labels=data,
-        reduce_factor=10,
+        reduce_factor=11,
     )
     averager = node._parts.rounds._averager
     average = averager.average
