@@ -1,12 +1,13 @@
 """Every model of the zoo, cut into stages and compared with itself in one process.
 
-`python -m benchmarks.zoo [--json] [--quick] [--rows NAME ...]`. Per model: it is captured, cut into
-1, 2, 3 and 5 stages (fewer when it has fewer legal cuts), written to files, and run in a clean process that can
-import neither its class nor the library it comes from. Outputs of both modes, all gradients and
-buffers are compared with the untouched model's, for the batch it was captured with, another batch size
-and another sequence length; dropout included, drawn in the same order on both sides. With the keyed draws of a
-real run, which differ from the model's, every number of stages must give what one stage gives.
-The state of all stages must load strictly. Then stage graphs are timed beside their models.
+`python -m benchmarks.zoo [--json] [--quick] [--rows NAME ...]`. Each model is captured, cut into 1,
+2, 3 and 5 stages (fewer when it has fewer legal cuts), written to files, and run in a clean process
+that can import neither its class nor the library it comes from. Outputs of both modes, all
+gradients and buffers are compared with the untouched model's, for the batch it was captured with,
+another batch size and another sequence length; dropout included, drawn in the same order on both
+sides. With the keyed draws of a real run, which differ from the model's, every number of stages
+must give what one stage gives. The state of all stages must load strictly. Then stage graphs are
+timed beside their models.
 """
 
 from __future__ import annotations

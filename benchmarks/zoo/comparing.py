@@ -14,7 +14,9 @@ from benchmarks.zoo.entry import Call, Entry
 from benchmarks.zoo.exchange import projection_loss
 from ravnest.plan.structure import flatten
 
-_SMALL = 1e-3  # a tensor whose values are smaller than this share of the largest is measured by that
+_SMALL = (
+    1e-3  # a tensor whose values are smaller than this share of the largest is measured by that
+)
 
 
 def difference(actual: Any, expected: Any) -> float:

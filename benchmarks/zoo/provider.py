@@ -1,7 +1,7 @@
 """A clean process that runs stages from files: `python -m benchmarks.zoo.provider FOLDER`.
 
-It cannot import the models' classes nor the libraries they come from. FOLDER has calls/ and stages/<number
-of stages>/<stage>/, and gets results/<number of stages>/<call>, see `exchange.save_value`.
+It cannot import the models' classes nor the libraries they come from. FOLDER has calls/ and
+stages/<count>/<stage>/, and gets results/<count>/<call>, see `exchange.save_value`.
 """
 
 from __future__ import annotations

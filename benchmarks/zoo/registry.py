@@ -57,7 +57,6 @@ ROWS: dict[str, tuple[str, ...]] = {
 QUICK = (
     "MLP",
     "CNN with BatchNorm and dropout",
-    "mixture of experts, dense",
     "buffers updated in forward",
     "nested dict input and output",
 )

@@ -1,8 +1,8 @@
 """Time of stage graphs beside their models: `python -m benchmarks.zoo.speed FILE`.
 
 Forward and backward of five models in train mode, whole and as stages one after another in the
-engine that providers run, in turn in one process of one thread, so that a drifting machine drifts for
-both. Time is processor time, which other processes do not lengthen; the ratio is that of the medians.
+engine that providers run, in turn in one process of one thread, so that a drifting machine drifts
+for both. Time is processor time, which others do not lengthen; the ratio is that of the medians.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shape rules for recurrent networks while the exporter traces them.
 
-torch finds the shapes of `lstm`, `gru` and `rnn` by unrolling them over the example's time steps, which
-fixes the sequence length and takes long. The operators stay whole in the graph either way.
+torch finds the shapes of `lstm`, `gru` and `rnn` by unrolling them over the example's time steps,
+which fixes the sequence length and takes long. The operators stay whole in the graph either way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 _aten = torch.ops.aten
-_KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)  # type: ignore[attr-defined]
+_KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
 
 
 @contextmanager
@@ -35,16 +35,16 @@ def rolled_recurrence() -> Iterator[None]:
 
 
 def _output(
-    input: torch.Tensor, hidden: torch.Tensor, params: Sequence[torch.Tensor], bidirectional: bool
+    inputs: torch.Tensor, hidden: torch.Tensor, params: Sequence[torch.Tensor], bidirectional: bool
 ) -> torch.Tensor:
     """(..., features) of both directions, wanting a gradient when an argument does."""
     width = hidden.shape[-1] * (2 if bidirectional else 1)
-    touched = sum((each.sum() for each in (hidden, *params)), start=input.sum())
-    return input.new_empty((*input.shape[:-1], width)) + touched
+    touched = sum((each.sum() for each in (hidden, *params)), start=inputs.sum())
+    return inputs.new_empty((*inputs.shape[:-1], width)) + touched
 
 
 def _lstm(
-    input: torch.Tensor,
+    inputs: torch.Tensor,
     hx: Sequence[torch.Tensor],
     params: Sequence[torch.Tensor],
     has_biases: bool,
@@ -54,13 +54,13 @@ def _lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    output = _output(input, hx[0], params, bidirectional)
+    output = _output(inputs, hx[0], params, bidirectional)
     touched = output.sum()
     return output, hx[0] + touched, hx[1] + touched
 
 
 def _one(
-    input: torch.Tensor,
+    inputs: torch.Tensor,
     hx: torch.Tensor,
     params: Sequence[torch.Tensor],
     has_biases: bool,
@@ -70,5 +70,5 @@ def _one(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    output = _output(input, hx, params, bidirectional)
+    output = _output(inputs, hx, params, bidirectional)
     return output, hx + output.sum()
