@@ -53,10 +53,11 @@ def measure_row(entry: Entry, figures: dict[str, Any]) -> None:
     calls = entry.calls()
     model = entry.model()
     figures["parameters"] = sum(each.numel() for each in model.parameters())
-    start = time.perf_counter()
+    start, processor_start = time.perf_counter(), time.process_time()
     args, kwargs = calls["example"]
     captured = capture_model(model, args, kwargs)
     figures["capture_s"] = time.perf_counter() - start
+    figures["capture_processor_s"] = time.process_time() - processor_start
     figures["captured_by"] = str(getattr(captured, "method", "export"))
     figures["nodes"] = captured.costs.num_positions
     figures["cuts"] = len(captured.costs.cuts)
@@ -121,6 +122,7 @@ def compare(entry: Entry, results: Path, figures: dict[str, Any]) -> None:
     figures["differences"] = dict.fromkeys(PARTS, 0.0)
     for each, call in entry.calls().items():
         expected = run_original(entry, call)
+        check_original(entry, expected, figures)
         worst = 0.0
         for count in figures["stages"]:
             actual = load_value(results / str(count) / each)
@@ -137,6 +139,15 @@ def compare(entry: Entry, results: Path, figures: dict[str, Any]) -> None:
     figures["differences"]["keyed draws"] = apart
     for key, value in figures["differences"].items():
         figures["differences"][key] = value if math.isfinite(value) else None
+
+
+def check_original(entry: Entry, expected: dict[str, Any], figures: dict[str, Any]) -> None:
+    """What is compared must be able to differ: outputs, and a gradient that is not zero."""
+    gradients = expected["gradients"].values()
+    figures["gradient_tensors"] = len(gradients)
+    figures["gradient_tensors_not_zero"] = sum(bool(each.any()) for each in gradients)
+    if figures["gradient_tensors_not_zero"] * 2 < len(gradients) or not gradients:
+        figures["failures"].append("the example gives most parameters no gradient")
 
 
 def note(figures: dict[str, Any], entry: Entry, what: str, apart: float) -> None:

@@ -1,7 +1,7 @@
 """Time of stage graphs beside their models: `python -m benchmarks.zoo.speed FILE`.
 
 Forward and backward of five models in train mode, whole and as stages one after another in the
-engine that providers run, in turn in one process of one thread, so that a drifting machine drifts
+engine that providers run, by turns in one process of one thread, so that a drifting machine drifts
 for both. Time is processor time, which others do not lengthen; the ratio is that of the medians.
 """
 
@@ -38,7 +38,8 @@ BATCHES = {
 """Samples and tokens per call; enough that a step takes tens of milliseconds."""
 
 NUM_STAGES = 3
-REPEATS = 15
+REPEATS = 20
+WARM_UP = 4
 
 
 def main() -> int:
@@ -79,11 +80,13 @@ def compare(entry: Entry, batch: int, length: int) -> dict[str, float]:
             engine.module.zero_grad()
 
     measured: dict[str, list[float]] = {"model_s": [], "stages_s": []}
-    for repeat in range(REPEATS + 2):
-        for key, run in (("model_s", run_model), ("stages_s", run_stages)):
+    order = [("model_s", run_model), ("stages_s", run_stages)]
+    for repeat in range(WARM_UP + REPEATS):
+        for key, run in order:
             seconds = processor_time(run)
-            if repeat >= 2:
+            if repeat >= WARM_UP:
                 measured[key].append(seconds)
+        order.reverse()  # who runs second finds other things in the caches
     result = {key: statistics.median(values) for key, values in measured.items()}
     return {**result, "ratio": result["stages_s"] / result["model_s"], "stages": len(stages)}
 
