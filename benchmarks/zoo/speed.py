@@ -29,8 +29,8 @@ from ravnest.capture.stage_file import write_stage
 from ravnest.plan.structure import flatten
 
 BATCHES = {
-    "CNN with BatchNorm and dropout": (256, 0),
     "torchvision ResNet-50": (8, 0),
+    "torchvision ViT-B/16": (4, 0),
     "GPT with the loss inside": (16, 128),
     "transformers Llama": (32, 64),
     "transformers BERT for pretraining": (32, 64),

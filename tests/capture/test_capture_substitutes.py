@@ -56,3 +56,30 @@ def test_grouped_products_of_transformers_run_without_it() -> None:
     expected = train_original(model, captured, (x, ends), {})
     assert_same(actual.output, expected.output)
     assert_same(actual.gradients, {n: expected.gradients[n] for n in actual.gradients})
+
+
+@pytest.mark.parametrize("ends", [[2, 4], [4, 2], [-3, 5], [3, 99], [0, 0]])
+def test_rows_of_no_group_are_zero_and_get_no_gradient(ends: list[int]) -> None:
+    class Partial(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inlet = nn.Linear(16, 16)
+            self.weight = nn.Parameter(torch.randn(2, 16, 16))
+
+        def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.grouped_mm(self.inlet(x), self.weight, offs=ends)
+
+    example = torch.tensor([2, 8], dtype=torch.int32)
+    model = Partial().to(torch.bfloat16)  # torch traces this operator in no other dtype
+    captured = capture_model(model, (torch.randn(8, 16, dtype=torch.bfloat16), example))
+    stages = through_files(captured, even_cuts(captured, 2))
+    last = min(max(*ends, 0), 8)
+    for _ in range(3):
+        x = torch.randn(8, 16, dtype=torch.bfloat16)
+        secrets = [torch.full_like(x, 1234.0) for _ in range(8)]
+        del secrets  # what an unfilled result is made of
+        call = (x, torch.tensor(ends, dtype=torch.int32))
+        result = train_chain(stages, call, {})
+        assert not result.output[last:].any()
+        for gradient in result.gradients.values():
+            assert gradient.abs().max() < 100
