@@ -45,12 +45,17 @@ class Grouped(nn.Module):
 
 
 @pytest.mark.usefixtures("grouped_mm_fallback")
-def test_grouped_products_of_transformers_run_without_it() -> None:
+def test_grouped_products_of_transformers_run_without_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = Grouped()
     ends = torch.tensor([2, 4], dtype=torch.int32)
     captured = capture_model(model, (torch.randn(4, 16), ends))
     targets = [str(node.target) for node in captured.train.computing]
-    assert "aten._grouped_mm.default" in targets
+    position = targets.index("aten._grouped_mm.default")
+    assert captured.costs.forward_flops[position] == 2 * 4 * 16 * 16
+    assert captured.costs.output_bytes[position] == 4 * 16 * 4
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
     x = torch.randn(4, 16)
     actual = train_chain(through_files(captured, even_cuts(captured, 2)), (x, ends), {})
     expected = train_original(model, captured, (x, ends), {})
