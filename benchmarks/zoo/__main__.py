@@ -105,7 +105,7 @@ def describe(name: str, row: dict[str, Any]) -> str:
     worst = [f"{k} {v:.2g}" for k, v in row.get("differences", {}).items() if v]
     if worst and not row["failures"]:
         text += f"; differences: {', '.join(worst)}"
-    return "\n      ".join([text, *row["failures"][:3]])
+    return "\n      ".join([text, *row.get("warnings", ()), *row["failures"][:3]])
 
 
 if __name__ == "__main__":

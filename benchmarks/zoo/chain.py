@@ -105,11 +105,12 @@ def run_chain(stages: Sequence[LoadedStage], call: Any, *, keyed: bool) -> dict[
     gradients: dict[str, torch.Tensor] = {}
     buffers: dict[str, torch.Tensor] = {}
     for engine in engines:
-        for name, parameter in engine.module.named_parameters():
-            if parameter.grad is not None:  # a tied parameter has a share on every stage it is on
+        others = dict(engine.module.named_buffers())
+        for name, tensor in (*engine.module.named_parameters(), *others.items()):
+            if tensor.grad is not None:  # a tied parameter has a share on every stage it is on
                 known = gradients.get(name)
-                gradients[name] = parameter.grad if known is None else known + parameter.grad
-        buffers |= dict(engine.module.named_buffers())
+                gradients[name] = tensor.grad if known is None else known + tensor.grad
+        buffers |= others
     persistent = {name for stage in stages for name in stage.buffers}
     return {
         "output": _nested(stages[-1].train.output_structure, outputs),

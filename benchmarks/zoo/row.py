@@ -6,12 +6,16 @@ Captures the model, cuts it, has a clean process run the stages, and compares wi
 from __future__ import annotations
 
 import json
+import logging
+import logging.handlers
 import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +59,11 @@ def measure_row(entry: Entry, figures: dict[str, Any]) -> None:
     figures["parameters"] = sum(each.numel() for each in model.parameters())
     start, processor_start = time.perf_counter(), time.process_time()
     args, kwargs = calls["example"]
-    captured = capture_model(model, args, kwargs)
+    with noted_warnings(figures):
+        captured = capture_model(model, args, kwargs)
     figures["capture_s"] = time.perf_counter() - start
     figures["capture_processor_s"] = time.process_time() - processor_start
-    figures["captured_by"] = str(getattr(captured, "method", "export"))
+    figures["captured_by"] = "export"
     figures["nodes"] = captured.costs.num_positions
     figures["cuts"] = len(captured.costs.cuts)
     figures["stages"] = [count for count in STAGE_COUNTS if count <= figures["cuts"] + 1]
@@ -73,6 +78,20 @@ def measure_row(entry: Entry, figures: dict[str, Any]) -> None:
             save_value(call, folder / "calls" / each)
         run_provider(folder)
         compare(entry, folder / "results", figures)
+
+
+@contextmanager
+def noted_warnings(figures: dict[str, Any]) -> Iterator[None]:
+    """Adds what the capture warns of, such as the fallback it took, as `warnings`."""
+    handler = logging.handlers.BufferingHandler(1000)
+    handler.setLevel(logging.WARNING)
+    logger = logging.getLogger("ravnest.capture")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        figures["warnings"] = [record.getMessage() for record in handler.buffer]
 
 
 def even_cuts(captured: CapturedModel, num_stages: int) -> list[int]:
