@@ -3,8 +3,9 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+ZOO := $(VENV)-zoo
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test lint bench zoo docs clean
 
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m examples.digits
@@ -21,6 +22,11 @@ lint: $(READY)
 bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.pipeline
 
+# Every model of the zoo and an 8-billion-parameter Llama, with torchvision and transformers beside torch.
+zoo: $(ZOO)/.ready
+	OMP_NUM_THREADS=1 $(ZOO)/bin/python -m benchmarks.zoo
+	OMP_NUM_THREADS=1 $(ZOO)/bin/python -m benchmarks.large
+
 docs: $(READY)
 	$(BIN)/python -m docs.check
 
@@ -32,5 +38,12 @@ $(READY): constraints/development.txt pyproject.toml setup.py $(wildcard protos/
 		--no-build-isolation --editable '.[development,examples]'
 	touch $(READY)
 
+$(ZOO)/.ready: constraints/zoo.txt pyproject.toml setup.py $(wildcard protos/ravnest/*/pb/*.proto)
+	test -x $(ZOO)/bin/python || $(PYTHON) -m venv $(ZOO)
+	$(ZOO)/bin/python -m pip install --quiet --constraint constraints/zoo.txt setuptools grpcio-tools
+	$(ZOO)/bin/python -m pip install --quiet --constraint constraints/zoo.txt \
+		--no-build-isolation --editable . torchvision transformers
+	touch $(ZOO)/.ready
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(ZOO) build dist *.egg-info

@@ -34,6 +34,10 @@ _REPLACED: dict[Any, Any] = {
     _aten.view.default: _aten.reshape.default,
     _aten.detach_.default: _aten.detach.default,
 }
+# What transformers puts in this operator's place while a model is traced, for compilers' sake.
+_REPLACED_BY_NAME: dict[str, Any] = {
+    "transformers::grouped_mm_fallback": _aten._grouped_mm.default,
+}
 
 
 def normalize(
@@ -86,12 +90,19 @@ def _copy_call(flat: fx.Graph, node: fx.Node, mapping: dict[fx.Node, Any], mode:
         return args[0][args[1]]
     copied = flat.create_node(
         "call_function",
-        _REPLACED.get(node.target, node.target),
+        _portable(node.target),
         args,
         {key: _mapped(value, mapping) for key, value in node.kwargs.items()},
         name=node.name,
     )
     return _copied(copied, node)
+
+
+def _portable(target: Any) -> Any:
+    """The operator to keep in the graph for this one."""
+    if isinstance(target, torch._ops.OpOverload) and target.namespace != "aten":
+        return _REPLACED_BY_NAME.get(target._schema.name, target)
+    return _REPLACED.get(target, target)
 
 
 def _mapped(value: Any, mapping: dict[fx.Node, Any]) -> Any:

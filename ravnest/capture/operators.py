@@ -3,8 +3,8 @@
 The list is deny-by-default because a stage file comes from a stranger. Left out on purpose: what
 opens files or storages (`from_file`, `set_`, `resize_`), what skips bounds checks (`_unsafe_index`,
 `_embedding_bag` internals), all but one `out=` variant, and everything that reveals an address.
-Uninitialised memory (`empty`) is loaded as zeros, so that no provider's memory can leak through an
-output.
+Uninitialised memory (`empty`, rows of no group) is loaded as zeros, so that no provider's memory
+can leak through an output.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+
+from ravnest.capture.grouping import grouped_product
 
 _ELEMENTWISE = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -182,6 +184,7 @@ _ZEROED: Final[dict[Callable[..., Any], Callable[..., Any]]] = {
     torch.ops.aten.empty.memory_format: torch.ops.aten.zeros.default,
     torch.ops.aten.empty_like.default: torch.ops.aten.zeros_like.default,
     torch.ops.aten.new_empty.default: torch.ops.aten.new_zeros.default,
+    torch.ops.aten._grouped_mm.default: grouped_product,
 }
 
 

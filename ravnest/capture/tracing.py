@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ravnest.capture.diagnosis import explain, first_lines
 from ravnest.capture.example import Example
+from ravnest.capture.recurrence import rolled_recurrence
 from ravnest.capture.watching import watched
 from ravnest.errors import CaptureError
 from ravnest.plan.structure import Structure, flatten
@@ -99,6 +100,7 @@ def trace(model: nn.Module, example: Example, *, training: bool) -> Traced:
             model.eval()
         elif not model.training:
             model.train()
+        stack.enter_context(rolled_recurrence())
         seen = stack.enter_context(watched())
         traced = _export(_FlatModel(model, example), example.tensors, mode)
     if seen.functions:
