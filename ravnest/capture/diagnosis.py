@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,16 +35,49 @@ _DEFAULT_ADVICE = (
 )
 
 
-def explain(error: Exception, model: nn.Module, mode: str) -> CaptureError:
-    """A CaptureError that says in its first line what `error` hides in pages of text."""
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A step of the fallback chain that failed.
+
+    Attributes:
+        what: how the capture was tried, in a few words.
+        reason: the first meaningful line of what went wrong.
+    """
+
+    what: str
+    reason: str
+
+
+def explain(
+    error: Exception, model: nn.Module, mode: str, attempts: Sequence[Attempt] = ()
+) -> CaptureError:
+    """A CaptureError that says in its first line what `error` hides in pages of text.
+
+    Args:
+        error: what the last attempt raised.
+        model: the module that was exported.
+        mode: `train` or `eval`.
+        attempts: every step that was tried, the last one included.
+    """
     location = _where(error, model)
     reason = first_lines(str(error)) or type(error).__name__
     advice = next((text for words, text in _ADVICE if any(w in reason for w in words)), None)
     return CaptureError(
         f"{type(model).__name__} cannot be captured in {mode} mode{location}: "
-        f"{type(error).__name__}: {reason}",
+        f"{type(error).__name__}: {reason}{tried(attempts)}",
         hint=advice or _DEFAULT_ADVICE,
     )
+
+
+def tried(attempts: Sequence[Attempt]) -> str:
+    """The steps of a fallback chain as lines to put behind a message; none for a single step."""
+    if len(attempts) < 2:
+        return ""
+    lines: list[str] = []
+    for before, attempt in zip((None, *attempts), attempts, strict=False):
+        same = before is not None and before.reason == attempt.reason
+        lines.append(f"\n  tried {attempt.what}: {'the same' if same else attempt.reason}")
+    return "".join(lines)
 
 
 def first_lines(text: str, limit: int = 300) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,17 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from ravnest.capture.caches import caches_off, caching_configs
 from ravnest.capture.costs import GraphCosts
 from ravnest.capture.cuts import Placement, place
-from ravnest.capture.example import ExampleTensor, take_example, tile_single
+from ravnest.capture.diagnosis import Attempt, first_lines, tried
+from ravnest.capture.example import Example, ExampleTensor, take_example, tile_single
 from ravnest.capture.graphs import CapturedGraph
 from ravnest.capture.measuring import measure
 from ravnest.capture.normalizing import normalize
 from ravnest.capture.signature import InputSignature
 from ravnest.capture.signing import sign
 from ravnest.capture.state import StateInventory, StoredTensor, take_inventory
-from ravnest.capture.tracing import trace
+from ravnest.capture.tracing import Traced, trace
 from ravnest.errors import CaptureError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +80,7 @@ def capture_model(
     _refuse_module_hooks(model)
     state = take_inventory(model)
     example = take_example(model, args, kwargs or {})
-    traced_example = tile_single(example)
-    traced = trace(model, traced_example, training=True)
-    traced_eval = trace(model, traced_example, training=False)
+    traced, traced_eval = _trace_modes(model, tile_single(example))
     names = [f"input.{leaf.path}" for leaf in example.leaves if isinstance(leaf, ExampleTensor)]
     train, train_tensors = normalize(traced, names, "train")
     evaluation, eval_tensors = normalize(traced_eval, names, "eval")
@@ -97,6 +100,35 @@ def capture_model(
         costs=costs,
         needs_gradient=needs_gradient,
     )
+
+
+def _trace_modes(model: nn.Module, example: Example) -> tuple[Traced, Traced]:
+    """Both modes, train first; without the cache of keys and values when it is in the way."""
+
+    def both() -> tuple[Traced, Traced]:
+        return trace(model, example, training=True), trace(model, example, training=False)
+
+    try:
+        return both()
+    except CaptureError as error:
+        if not caching_configs(model):
+            raise
+        first = error
+    try:
+        with caches_off(model):
+            traced = both()
+    except CaptureError as error:
+        attempts = (
+            Attempt("as it is", first_lines(first.message, 120)),
+            Attempt("with config.use_cache = False", first_lines(error.message, 120)),
+        )
+        raise CaptureError(f"{error.message}{tried(attempts)}", hint=error.hint) from error
+    logger.warning(
+        "%s was captured with config.use_cache = False: its outputs during training hold no cache "
+        "of keys and values; the model itself and generation with it stay as they are",
+        type(model).__name__,
+    )
+    return traced
 
 
 def _refuse_module_hooks(model: nn.Module) -> None:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from ravnest.capture.diagnosis import explain, first_lines
+from ravnest.capture.diagnosis import Attempt, explain, first_lines
 from ravnest.capture.example import Example
 from ravnest.capture.watching import watched
 from ravnest.errors import CaptureError
@@ -57,7 +57,11 @@ class _FlatModel(nn.Module):
                 raise CaptureError(
                     f"output {index} of {type(self.model).__name__} is a {type(leaf).__name__}, "
                     "expected tensors, plain values and containers of them",
-                    hint="return tensors only; for transformers set model.config.use_cache = False",
+                    hint=(
+                        "leave use_cache=True out of the example"
+                        if self._example.supplied.get("use_cache") is True
+                        else "return tensors only; for transformers set config.use_cache = False"
+                    ),
                 )
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
             raise CaptureError(
@@ -78,6 +82,10 @@ class Traced:
 
     program: ExportedProgram
     structure: Structure
+
+
+# How many sizes of each input may vary, and what that is called; tried in this order.
+_SIZES = {None: "with every size open", 1: "with only the batch size open", 0: "with fixed sizes"}
 
 
 def trace(model: nn.Module, example: Example, *, training: bool) -> Traced:
@@ -122,16 +130,17 @@ def trace(model: nn.Module, example: Example, *, training: bool) -> Traced:
 
 def _export(flat: _FlatModel, tensors: Sequence[torch.Tensor], mode: str) -> Traced:
     """Exports with all sizes dynamic, else the first one only, else none."""
-    for dims in (None, 1, 0):
+    attempts: list[Attempt] = []
+    for dims, what in _SIZES.items():
         try:
             shapes = (tuple(_dynamic(tensor, dims, tensors) for tensor in tensors),)
             program = torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
         except CaptureError:
             raise
         except Exception as error:
+            attempts.append(Attempt(what, first_lines(str(error), 120) or type(error).__name__))
             if dims == 0 or isinstance(error, GuardOnDataDependentSymNode):
-                raise explain(error, flat.model, mode) from error
-            logger.debug("export with %s dynamic sizes failed: %s", dims, first_lines(str(error)))
+                raise explain(error, flat.model, mode, attempts) from error
             continue
         if dims == 0:
             logger.warning(
