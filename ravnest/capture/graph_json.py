@@ -3,7 +3,8 @@
 An argument is null, true, false, a number, a string, a list, or an object with one member:
 `{"node": name}`, `{"input": name}`, `{"state": name}`, `{"dtype": name}`, `{"device": "stage"}`,
 `{"layout": name}`, `{"memory_format": name}`, `{"slice": [start, stop, step]}`, `{"float": "inf"}`
-or `{"complex": [real, imaginary]}`.
+or `{"complex": [real, imaginary]}`. A node may say in which autocast regions it stands, outermost
+first, by number and dtype: `"autocast": [[1, "bfloat16"], [2, null]]`, null for a disabled one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ from ravnest.capture import operators
 from ravnest.capture.diagnosis import origin
 from ravnest.capture.dtypes import dtype_name, dtype_of
 from ravnest.capture.program import ProgramBuilder, StageProgram
+from ravnest.capture.regions import (
+    AUTOCAST_DTYPES,
+    MAX_AUTOCASTS,
+    Autocast,
+    Autocasts,
+    autocasts_of,
+)
 from ravnest.capture.signature_json import structure_from_data
 from ravnest.capture.stages import StageGraph
 from ravnest.capture.strict_json import Field
@@ -75,6 +83,10 @@ def _node_to_data(node: fx.Node) -> dict[str, Any]:
         data["kwargs"] = {k: _argument_to_data(v, node) for k, v in node.kwargs.items()}
     if "random_position" in node.meta:
         data["random"] = node.meta["random_position"]
+    if autocasts := autocasts_of(node):
+        data["autocast"] = [
+            [each.number, each.dtype and dtype_name(each.dtype)] for each in autocasts
+        ]
     return data
 
 
@@ -162,7 +174,7 @@ def program_from_data(field: Field, state: Mapping[str, Any], device: torch.devi
 
 
 def _read_node(field: Field, builder: ProgramBuilder, reader: _ArgumentReader) -> None:
-    field.members(("name", "op", "args"), ("kwargs", "random"))
+    field.members(("name", "op", "args"), ("kwargs", "random", "autocast"))
     name = field["name"].text()
     target = operators.find(field["op"].text())
     if target is None:
@@ -175,8 +187,23 @@ def _read_node(field: Field, builder: ProgramBuilder, reader: _ArgumentReader) -
         kwargs = {key: reader.read(given[key]) for key in given.value}
     _check_call(field, target, args, kwargs)
     position = field["random"].integer() if "random" in field.value else None
-    if not builder.add(name, target, args, kwargs, position):
+    autocasts = _read_autocasts(field["autocast"]) if "autocast" in field.value else ()
+    if not builder.add(name, target, args, kwargs, position, autocasts):
         field["name"].fail(f"name {name!r} is used twice")
+
+
+def _read_autocasts(field: Field) -> Autocasts:
+    found: list[Autocast] = []
+    for item in field.items(MAX_AUTOCASTS):
+        parts = list(item.items(2))
+        if len(parts) != 2:
+            item.fail("expected a number and a dtype")
+        number, name = parts
+        dtype = None if name.value is None else dtype_of(name)
+        if dtype is not None and dtype not in AUTOCAST_DTYPES:
+            name.fail(f"{name.value!r} is no dtype to compute in; expected bfloat16 or float16")
+        found.append(Autocast(number.integer(high=MAX_NODES), dtype))
+    return tuple(found)
 
 
 def _check_call(

@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ravnest.capture.diagnosis import Attempt, explain, first_lines
 from ravnest.capture.example import Example
+from ravnest.capture.scopes import kept_flat
 from ravnest.capture.watching import watched
 from ravnest.errors import CaptureError
 from ravnest.plan.structure import Structure, flatten
@@ -108,6 +109,8 @@ def trace(model: nn.Module, example: Example, *, training: bool) -> Traced:
         elif not model.training:
             model.train()
         seen = stack.enter_context(watched())
+        stack.enter_context(kept_flat())
+        stack.enter_context(torch.enable_grad())
         traced = _export(_FlatModel(model, example), example.tensors, mode)
     if seen.functions:
         raise CaptureError(

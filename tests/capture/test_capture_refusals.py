@@ -51,11 +51,6 @@ class Outer(nn.Module):
         return self.inner(self.linear(x))
 
 
-def autocast(x: torch.Tensor) -> torch.Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return x @ x.mT
-
-
 def hooked(x: torch.Tensor) -> torch.Tensor:
     x = x * 1.0
     x.register_hook(lambda gradient: gradient * 2)
@@ -79,7 +74,6 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], list[str]]] = {
         lambda x: torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,)),
         ["cond", "torch.where"],
     ),
-    "autocast": (autocast, ["wrap_with_autocast", "precision on the node"]),
     "hook": (hooked, ["register_hook"]),
     "object_output": (lambda x: (x, object()), ["output 1", "object", "use_cache"]),
     "no_tensor_output": (lambda x: 3, ["returns no tensor"]),
