@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import fx, nn
@@ -36,6 +37,25 @@ _DEFAULT_ADVICE = (
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a model's code.
+
+    Attributes:
+        module: path of the innermost submodule, "" for the model itself or when unknown.
+        kind: its class.
+        line: `file:line`, "" when unknown.
+    """
+
+    module: str
+    kind: str
+    line: str
+
+    def __str__(self) -> str:
+        module = f" in module {self.module!r} ({self.kind})" if self.module else ""
+        return f"{module} at {self.line}" if self.line else module
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """A step of the fallback chain that failed.
 
@@ -59,13 +79,13 @@ def explain(
         mode: `train` or `eval`.
         attempts: every step that was tried, the last one included.
     """
-    location = _where(error, model)
+    place = _place(list(traceback.walk_tb(error.__traceback__)), model)
     reason = first_lines(str(error)) or type(error).__name__
     advice = next((text for words, text in _ADVICE if any(w in reason for w in words)), None)
     return CaptureError(
-        f"{type(model).__name__} cannot be captured in {mode} mode{location}: "
+        f"{type(model).__name__} cannot be captured in {mode} mode{place}: "
         f"{type(error).__name__}: {reason}{tried(attempts)}",
-        hint=advice or _DEFAULT_ADVICE,
+        hint=f"{advice or _DEFAULT_ADVICE}{leaf_hint(place)}",
     )
 
 
@@ -107,14 +127,30 @@ def origin(node: fx.Node) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _where(error: Exception, model: nn.Module) -> str:
-    """` in module 'a.b' at file:line` of the innermost frame of the model's code."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    names = {id(module): name for name, module in model.named_modules()}
-    text = ""
+def current_place(model: nn.Module) -> Place:
+    """Where the model's code is at the moment; for what is called back from a forward pass."""
+    return _place(list(traceback.walk_stack(None))[::-1], model)
+
+
+def leaf_hint(place: Place) -> str:
+    """How the submodule at a place can stay the code it is, to put behind another hint."""
+    if not place.module:
+        return "; or move that part into a submodule, which may stay code: see `leaves`"
+    return (
+        f"; or let {place.module!r} ({place.kind}) stay code: pass "
+        f"leaves={{{place.module!r}: 'package.module:function'}}, a function without arguments "
+        "that builds it, and Node(trusted_modules=('package.module:function',)) on its provider"
+    )
+
+
+def _place(frames: Sequence[tuple[FrameType, int]], model: nn.Module) -> Place:
+    """The innermost module and line of the model among frames, outermost first."""
+    modules = {id(module): name for name, module in model.named_modules()}
+    name, kind = "", ""
     for frame, _ in reversed(frames):
-        if name := names.get(id(frame.f_locals.get("self"))):
-            text = f" in module {name!r}"
+        found = frame.f_locals.get("self")
+        if id(found) in modules:
+            name, kind = modules[id(found)], type(found).__name__
             break
     # The callers of the capture are no part of the model: only what torch calls back counts.
     files = [frame.f_code.co_filename for frame, _ in frames]
@@ -122,5 +158,5 @@ def _where(error: Exception, model: nn.Module) -> str:
     for frame, line in reversed(frames[inside:]):
         file = frame.f_code.co_filename
         if not file.startswith((_TORCH, _PACKAGE, "<")):
-            return f"{text} at {file}:{line}"
-    return text
+            return Place(name, kind, f"{file}:{line}")
+    return Place(name, kind, "")

@@ -22,6 +22,7 @@ from ravnest.capture.signature import InputSignature
 from ravnest.capture.signing import sign
 from ravnest.capture.state import StateInventory, StoredTensor, take_inventory
 from ravnest.capture.tracing import Traced, trace
+from ravnest.capture.tracing_leaves import check_leaves
 from ravnest.errors import CaptureError
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ def capture_model(
     kwargs: Mapping[str, Any] | None = None,
     *,
     run_forward: bool = False,
+    leaves: Mapping[str, str] | None = None,
 ) -> CapturedModel:
     """Captures a model in train and in eval mode and measures what it costs.
 
@@ -67,6 +69,8 @@ def capture_model(
         model: any module; submodules frozen by `.eval()` inside a training model stay frozen.
         args: example positional inputs.
         kwargs: example keyword inputs; non-tensor values become part of the graph.
+        leaves: submodules that stay code, which providers must trust: by path the factory
+            `package.module:function` that builds each, a function without arguments.
         run_forward: measure saved activations by a real forward pass instead of shape propagation.
 
     Raises:
@@ -80,7 +84,8 @@ def capture_model(
     _refuse_module_hooks(model)
     state = take_inventory(model)
     example = take_example(model, args, kwargs or {})
-    traced, traced_eval = _trace_modes(model, tile_single(example))
+    check_leaves(model, leaves or {})
+    traced, traced_eval = _trace_modes(model, tile_single(example), leaves or {})
     names = [f"input.{leaf.path}" for leaf in example.leaves if isinstance(leaf, ExampleTensor)]
     train, train_tensors = normalize(traced, names, "train")
     evaluation, eval_tensors = normalize(traced_eval, names, "eval")
@@ -102,11 +107,14 @@ def capture_model(
     )
 
 
-def _trace_modes(model: nn.Module, example: Example) -> tuple[Traced, Traced]:
+def _trace_modes(
+    model: nn.Module, example: Example, leaves: Mapping[str, str]
+) -> tuple[Traced, Traced]:
     """Both modes, train first; without the cache of keys and values when it is in the way."""
 
     def both() -> tuple[Traced, Traced]:
-        return trace(model, example, training=True), trace(model, example, training=False)
+        train = trace(model, example, leaves, training=True)
+        return train, trace(model, example, leaves, training=False)
 
     try:
         return both()

@@ -9,7 +9,7 @@ on strides (`view`) have their tolerant form (`reshape`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import fx, nn
 from ravnest.capture import operators
 from ravnest.capture.diagnosis import origin
 from ravnest.capture.graphs import CapturedGraph, has_effect, is_random
+from ravnest.capture.leaves import LeafCall
 from ravnest.capture.regions import device_type
 from ravnest.capture.scopes import AutocastScope, GradientScope
 from ravnest.capture.tracing import PREFIX, Traced
@@ -49,7 +50,7 @@ def normalize(
     """
     module = traced.program.module(check_guards=False)
     inputs = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
-    flattener = _Flattener(mode, iter(input_names), device_type(inputs))
+    flattener = _Flattener(mode, iter(input_names), device_type(inputs), traced.leaves)
     for node in module.graph.nodes:
         flattener.take(node, module)
     flat, tensors = flattener.flat, flattener.tensors
@@ -65,10 +66,17 @@ def normalize(
 class _Flattener:
     """Copies an exported graph node by node, and keeps track of the scopes it goes through."""
 
-    def __init__(self, mode: str, input_names: Iterator[str], device_type: str) -> None:
+    def __init__(
+        self,
+        mode: str,
+        input_names: Iterator[str],
+        device_type: str,
+        leaves: Mapping[Any, LeafCall],
+    ) -> None:
         self.flat = fx.Graph()
         self.tensors: dict[str, torch.Tensor] = {}
         self._mode = mode
+        self._replaced = {**_REPLACED, **leaves}
         self._input_names = input_names
         self._mapping: dict[fx.Node, Any] = {}
         self._gradients = GradientScope(self.flat)
@@ -114,7 +122,7 @@ class _Flattener:
             return whole
         copied = self.flat.create_node(
             "call_function",
-            _REPLACED.get(node.target, node.target),
+            self._replaced.get(node.target, node.target),
             self._gradients.passed(found),
             self._gradients.passed({key: self._mapped(v) for key, v in node.kwargs.items()}),
             name=node.name,
@@ -156,7 +164,7 @@ def _check_operators(graph: fx.Graph, mode: str) -> None:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if operators.name_of(node.target) is None:
+        if not isinstance(node.target, LeafCall) and operators.name_of(node.target) is None:
             raise CaptureError(
                 f"operator {node.target} in {mode} mode is none that a provider runs{origin(node)}",
                 hint="use another operator, or add a safe one to ravnest/capture/operators.py",

@@ -10,7 +10,7 @@ import logging
 import random
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +20,12 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from ravnest.capture.diagnosis import Attempt, explain, first_lines
+from ravnest.capture.diagnosis import Attempt, explain, first_lines, leaf_hint
 from ravnest.capture.example import Example
+from ravnest.capture.leaves import LeafCall
 from ravnest.capture.scopes import kept_flat
-from ravnest.capture.watching import watched
+from ravnest.capture.tracing_leaves import LeafTable, as_operators
+from ravnest.capture.watching import Sightings, watched
 from ravnest.errors import CaptureError
 from ravnest.plan.structure import Structure, flatten
 
@@ -79,22 +81,53 @@ _OUTPUT_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """An exported program, and how its outputs nest."""
+    """An exported program.
+
+    Attributes:
+        program: as the exporter gave it.
+        structure: how the outputs nest.
+        leaves: submodules that stayed code, by the operator that stands for each of their calls.
+    """
 
     program: ExportedProgram
     structure: Structure
+    leaves: Mapping[Any, LeafCall]
+
+
+def _refuse_lost(seen: Sightings, model: nn.Module) -> None:
+    """Raises for what the exporter drops without a word."""
+    if seen.functions:
+        function, place = seen.functions[0]
+        reentrant = "CheckpointFunction" in function
+        raise CaptureError(
+            f"{type(model).__name__} uses the custom autograd function {function}{place}, "
+            "whose backward a captured graph would silently replace",
+            hint="pass use_reentrant=False to torch.utils.checkpoint"
+            if reentrant
+            else "write it with ordinary torch operators, whose gradients autograd knows"
+            + leaf_hint(place),
+        )
+    if seen.hooks:
+        raise CaptureError(
+            f"{type(model).__name__}.forward registers a gradient hook on a tensor{seen.hooks[0]}, "
+            "which a captured graph would silently drop",
+            hint=f"remove the call of register_hook from forward{leaf_hint(seen.hooks[0])}",
+        )
 
 
 # How many sizes of each input may vary, and what that is called; tried in this order.
 _SIZES = {None: "with every size open", 1: "with only the batch size open", 0: "with fixed sizes"}
 
 
-def trace(model: nn.Module, example: Example, *, training: bool) -> Traced:
+def trace(
+    model: nn.Module, example: Example, leaves: Mapping[str, str] | None = None, *, training: bool
+) -> Traced:
     """Exports one mode, with every size dynamic where possible.
 
     Args:
         model: its flags, state and attributes are afterwards as before.
         example: sizes to trace with.
+        leaves: factory by path of the submodules that stay code.
         training: train mode (flags as the user left them if the model is in train mode) or eval.
 
     Raises:
@@ -108,30 +141,19 @@ def trace(model: nn.Module, example: Example, *, training: bool) -> Traced:
             model.eval()
         elif not model.training:
             model.train()
-        seen = stack.enter_context(watched())
+        table = LeafTable(leaves or {})
+        stack.enter_context(as_operators(model, example, table))
+        seen = stack.enter_context(watched(model))
         stack.enter_context(kept_flat())
         stack.enter_context(torch.enable_grad())
-        traced = _export(_FlatModel(model, example), example.tensors, mode)
-    if seen.functions:
-        raise CaptureError(
-            f"{type(model).__name__} uses the custom autograd function {seen.functions[0]}, "
-            "whose backward a captured graph would silently replace",
-            hint=(
-                "pass use_reentrant=False to torch.utils.checkpoint"
-                if "CheckpointFunction" in seen.functions[0]
-                else "write it with ordinary torch operators, whose gradients autograd knows"
-            ),
-        )
-    if seen.hooks:
-        raise CaptureError(
-            f"{type(model).__name__}.forward registers a gradient hook on a tensor, "
-            "which a captured graph would silently drop",
-            hint="remove the call of register_hook from forward",
-        )
+        traced = _export(_FlatModel(model, example), example.tensors, mode, table)
+    _refuse_lost(seen, model)
     return traced
 
 
-def _export(flat: _FlatModel, tensors: Sequence[torch.Tensor], mode: str) -> Traced:
+def _export(
+    flat: _FlatModel, tensors: Sequence[torch.Tensor], mode: str, table: LeafTable
+) -> Traced:
     """Exports with all sizes dynamic, else the first one only, else none."""
     attempts: list[Attempt] = []
     for dims, what in _SIZES.items():
@@ -151,7 +173,7 @@ def _export(flat: _FlatModel, tensors: Sequence[torch.Tensor], mode: str) -> Tra
                 "a batch of another size, also a partial last one, will be refused",
                 *(type(flat.model).__name__, mode),
             )
-        return Traced(program, flat.nesting.structure)
+        return Traced(program, flat.nesting.structure, table.calls)
     raise AssertionError("the last attempt returns or raises")
 
 
