@@ -79,7 +79,7 @@ def explain(
         mode: `train` or `eval`.
         attempts: every step that was tried, the last one included.
     """
-    place = _place(list(traceback.walk_tb(error.__traceback__)), model)
+    place = place_of(error, model)
     reason = first_lines(str(error)) or type(error).__name__
     advice = next((text for words, text in _ADVICE if any(w in reason for w in words)), None)
     return CaptureError(
@@ -125,6 +125,11 @@ def origin(node: fx.Node) -> str:
     if place:
         parts.append(f"at {place}")
     return f" ({', '.join(parts)})" if parts else ""
+
+
+def place_of(error: Exception, model: nn.Module) -> Place:
+    """Where in the model's code an error was raised."""
+    return _place(list(traceback.walk_tb(error.__traceback__)), model)
 
 
 def current_place(model: nn.Module) -> Place:

@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from ravnest.capture.diagnosis import Attempt, explain, first_lines, leaf_hint
 from ravnest.capture.example import Example
 from ravnest.capture.leaves import LeafCall
+from ravnest.capture.rehearsing import refuse_misfit
 from ravnest.capture.scopes import kept_flat
 from ravnest.capture.tracing_leaves import LeafTable, as_operators
 from ravnest.capture.watching import Sightings, watched
@@ -51,10 +52,10 @@ class _FlatModel(nn.Module):
         super().__init__()
         self.model = model
         self.nesting = _Nesting()
-        self._example = example
+        self.example = example
 
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
-        leaves, self.nesting.structure = flatten(self._example.call(self.model, tensors))
+        leaves, self.nesting.structure = flatten(self.example.call(self.model, tensors))
         for index, leaf in enumerate(leaves):
             if not isinstance(leaf, _OUTPUT_TYPES) and leaf is not None:
                 raise CaptureError(
@@ -62,7 +63,7 @@ class _FlatModel(nn.Module):
                     "expected tensors, plain values and containers of them",
                     hint=(
                         "leave use_cache=True out of the example"
-                        if self._example.supplied.get("use_cache") is True
+                        if self.example.supplied.get("use_cache") is True
                         else "return tensors only; for transformers set config.use_cache = False"
                     ),
                 )
@@ -165,6 +166,8 @@ def _export(
         except Exception as error:
             attempts.append(Attempt(what, first_lines(str(error), 120) or type(error).__name__))
             if dims == 0 or isinstance(error, GuardOnDataDependentSymNode):
+                if dims == 0 and not table.factories:
+                    refuse_misfit(flat.model, flat.example)
                 raise explain(error, flat.model, mode, attempts) from error
             continue
         if dims == 0:

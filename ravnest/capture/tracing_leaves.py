@@ -26,6 +26,7 @@ from ravnest.capture.leaves import (
     result_tensors,
     state_of,
 )
+from ravnest.capture.rehearsing import rehearse
 from ravnest.errors import CaptureError
 from ravnest.plan.structure import Structure, flatten
 
@@ -243,13 +244,8 @@ def _run_on_example(
             before = module.register_forward_pre_hook(recorder.before, with_kwargs=True)
             stack.callback(before.remove)
             stack.callback(module.register_forward_hook(recorder.after, with_kwargs=True).remove)
-        for module in model.modules():
-            for key, buffer in module._buffers.items():
-                if buffer is not None:
-                    stack.callback(_put_back, module, key, buffer, buffer.clone())
-        stack.enter_context(torch.no_grad())
         try:
-            example.call(model, [tensor.clone() for tensor in example.tensors])
+            rehearse(model, example)
         except CaptureError:
             raise
         except Exception as error:
@@ -259,7 +255,3 @@ def _run_on_example(
                 hint="leaves need one real pass on the example, to learn the sizes they return",
             ) from error
     return {path: recorder.runs for path, recorder in recorders.items()}
-
-
-def _put_back(module: nn.Module, key: str, buffer: torch.Tensor, values: torch.Tensor) -> None:
-    module._buffers[key] = buffer.copy_(values)
