@@ -166,6 +166,11 @@ def tile_single(example: Example) -> Example:
     ranked = [tensor for tensor in example.tensors if tensor.dim() >= 1]
     if not ranked or any(tensor.shape[0] != 1 for tensor in ranked):
         return example
+    return doubled(example)
+
+
+def doubled(example: Example) -> Example:
+    """The example with every tensor repeated along its first dimension."""
     leaves = tuple(
         ExampleTensor(leaf.path, torch.cat([leaf.value, leaf.value]))
         if isinstance(leaf, ExampleTensor) and leaf.value.dim() >= 1

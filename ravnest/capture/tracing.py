@@ -88,11 +88,13 @@ class Traced:
         program: as the exporter gave it.
         structure: how the outputs nest.
         leaves: submodules that stayed code, by the operator that stands for each of their calls.
+        batch_is_open: the first sizes may vary, although the program has them fixed.
     """
 
     program: ExportedProgram
     structure: Structure
     leaves: Mapping[Any, LeafCall]
+    batch_is_open: bool = False
 
 
 def _refuse_lost(seen: Sightings, model: nn.Module) -> None:
@@ -116,12 +118,17 @@ def _refuse_lost(seen: Sightings, model: nn.Module) -> None:
         )
 
 
-# How many sizes of each input may vary, and what that is called; tried in this order.
+# How many sizes of each input may vary, and what that is called.
 _SIZES = {None: "with every size open", 1: "with only the batch size open", 0: "with fixed sizes"}
 
 
 def trace(
-    model: nn.Module, example: Example, leaves: Mapping[str, str] | None = None, *, training: bool
+    model: nn.Module,
+    example: Example,
+    leaves: Mapping[str, str] | None = None,
+    *,
+    training: bool,
+    num_open: Sequence[int | None] = (None, 1, 0),
 ) -> Traced:
     """Exports one mode, with every size dynamic where possible.
 
@@ -129,6 +136,7 @@ def trace(
         model: its flags, state and attributes are afterwards as before.
         example: sizes to trace with.
         leaves: factory by path of the submodules that stay code.
+        num_open: how many sizes of each input may vary (None for all), in the order to be tried.
         training: train mode (flags as the user left them if the model is in train mode) or eval.
 
     Raises:
@@ -147,30 +155,34 @@ def trace(
         seen = stack.enter_context(watched(model))
         stack.enter_context(kept_flat())
         stack.enter_context(torch.enable_grad())
-        traced = _export(_FlatModel(model, example), example.tensors, mode, table)
+        traced = _export(_FlatModel(model, example), mode, table, num_open)
     _refuse_lost(seen, model)
     return traced
 
 
 def _export(
-    flat: _FlatModel, tensors: Sequence[torch.Tensor], mode: str, table: LeafTable
+    flat: _FlatModel, mode: str, table: LeafTable, num_open: Sequence[int | None]
 ) -> Traced:
-    """Exports with all sizes dynamic, else the first one only, else none."""
+    """Exports with as many sizes dynamic as possible, of the given choices."""
     attempts: list[Attempt] = []
-    for dims, what in _SIZES.items():
+    tensors = flat.example.tensors
+    for dims in num_open:
         try:
             shapes = (tuple(_dynamic(tensor, dims, tensors) for tensor in tensors),)
             program = torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
         except CaptureError:
             raise
         except Exception as error:
-            attempts.append(Attempt(what, first_lines(str(error), 120) or type(error).__name__))
-            if dims == 0 or isinstance(error, GuardOnDataDependentSymNode):
-                if dims == 0 and not table.factories:
+            attempts.append(
+                Attempt(_SIZES[dims], first_lines(str(error), 120) or type(error).__name__)
+            )
+            data_dependent = isinstance(error, GuardOnDataDependentSymNode)
+            if dims == num_open[-1] or data_dependent:
+                if not (data_dependent or table.factories):
                     refuse_misfit(flat.model, flat.example)
                 raise explain(error, flat.model, mode, attempts) from error
             continue
-        if dims == 0:
+        if dims == 0 and len(num_open) > 1:
             logger.warning(
                 "%s was captured in %s mode for exactly the example's shapes: "
                 "a batch of another size, also a partial last one, will be refused",
@@ -178,6 +190,23 @@ def _export(
             )
         return Traced(program, flat.nesting.structure, table.calls)
     raise AssertionError("the last attempt returns or raises")
+
+
+def same_operators(one: Traced, other: Traced) -> bool:
+    """Whether two exports call the same operators with the same fixed arguments and constants."""
+
+    def listed(traced: Traced) -> list[Any]:
+        return [
+            (node.op, str(node.target), str(node.args), str(node.kwargs))
+            for node in traced.program.graph.nodes
+        ]
+
+    constants, others = one.program.constants, other.program.constants
+    return (
+        listed(one) == listed(other)
+        and constants.keys() == others.keys()
+        and all(torch.equal(constants[name], others[name]) for name in constants)
+    )
 
 
 def _dynamic(
