@@ -2,6 +2,7 @@
 
 Torch's own exporter makes nested graphs of these scopes, and in doing so forgets a no_grad inside
 an autocast. So its passes are left out, and the nodes that open and close a scope are read here.
+It records nothing of torch.inference_mode, which is therefore traced as the no_grad it implies.
 """
 
 from __future__ import annotations
@@ -30,14 +31,28 @@ def kept_flat() -> Iterator[None]:
         (replace_autocast_with_hop_pass, "replace_autocast_with_hop_pass"),
         (replace_set_grad_with_hop_pass, "replace_set_grad_with_hop_pass"),
     )
-    originals = [getattr(module, name) for module, name in passes]
+    inference: Any = torch.inference_mode
+    replacements: list[tuple[Any, str, Any]] = [
+        *((module, name, lambda *given: given) for module, name in passes),
+        (inference, "__enter__", _enter_as_no_grad),
+        (inference, "__exit__", _exit_as_no_grad),
+    ]
+    originals = [getattr(owner, name) for owner, name, _ in replacements]
     try:
-        for module, name in passes:
-            setattr(module, name, lambda *given: given)
+        for owner, name, replacement in replacements:
+            setattr(owner, name, replacement)
         yield
     finally:
-        for (module, name), original in zip(passes, originals, strict=True):
-            setattr(module, name, original)
+        for (owner, name, _), original in zip(replacements, originals, strict=True):
+            setattr(owner, name, original)
+
+
+def _enter_as_no_grad(mode: Any) -> None:
+    mode.ravnest_scope = torch.set_grad_enabled(not mode.mode)
+
+
+def _exit_as_no_grad(mode: Any, *error: Any) -> None:
+    mode.ravnest_scope.__exit__(*error)
 
 
 class GradientScope:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from torch import nn
 from ravnest.capture.exporting import CapturedModel, capture_model
 from ravnest.capture.splitting import split
 from ravnest.capture.stage_file import GRAPH_FILE, LoadedStage, load_stage, write_stage
-from ravnest.errors import CaptureError, PlanFileError
+from ravnest.errors import CaptureError, ConfigError, PlanFileError
+from ravnest.node.loading import load_node
+from ravnest.node.options import NodeOptions
+from ravnest.planning.clusterize import clusterize
 
 CUSTOM, BRANCHING = "capture_leaf_zoo:custom", "capture_leaf_zoo:branching"
 
@@ -150,6 +154,36 @@ def test_leaf_of_a_stage_file_is_checked(old: str, new: str, message: str, tmp_p
 def test_leaves_that_cannot_be_meant(leaves: dict[str, str], message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         capture_model(WithCustom(), (torch.randn(4, 8),), leaves=leaves)
+
+
+def test_from_clusterize_to_the_node_that_trusts_it(tmp_path: Path) -> None:
+    nodes = {
+        str(i): {"IP": f"127.0.0.1:{8000 + i}", "benchmarks": {"ram": 1, "bandwidth": 20}}
+        for i in range(2)
+    }
+    (tmp_path / "node_configs.json").write_text(json.dumps(nodes))
+    model = WithCustom()
+    plan = clusterize(
+        model,
+        (torch.randn(4, 8),),
+        node_data=tmp_path,
+        num_clusters=1,
+        leaves={"custom": CUSTOM},
+    )
+    assert len(plan.stages) == 2
+    trusted = NodeOptions.parse({"trusted_modules": [CUSTOM]}).trusted_modules
+    stages = [load_node(tmp_path, stage.node_id, trusted)[1] for stage in plan.stages]
+    assert_stages_equal(stages, model, (torch.randn(3, 8),), same=assert_bitwise)
+    refusing = 0
+    for stage in plan.stages:
+        try:
+            load_node(tmp_path, stage.node_id)
+        except PlanFileError as error:
+            assert "not told to trust" in str(error)  # noqa: PT017
+            refusing += 1
+    assert refusing == 1
+    with pytest.raises(ConfigError, match="expected a tuple of strings"):
+        NodeOptions.parse({"trusted_modules": CUSTOM})
 
 
 def test_error_without_a_leaf_says_what_to_register() -> None:

@@ -134,6 +134,18 @@ class GradAgain(Base):
         return g + self.layer(k)
 
 
+class Inference(Base):
+    """The exporter records nothing of inference_mode."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        with torch.inference_mode():
+            gate = self.b(h)
+            with torch.inference_mode(False):
+                k = self.layer(h)
+        return self.c(h) + gate + k
+
+
 @torch.no_grad()
 def frozen_part(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return layer(x)
@@ -156,6 +168,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         Half,
         NoGrad,
         GradAgain,
+        Inference,
         Decorated,
     )
 }
