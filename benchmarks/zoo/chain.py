@@ -97,6 +97,7 @@ def run_chain(stages: Sequence[LoadedStage], call: Any, *, keyed: bool) -> dict[
     assert stages[0].signature is not None
     values = stages[0].signature.bind(args, kwargs)
     evaluated: Mapping[str, Any] = values
+    torch.manual_seed(DRAW_SEED)
     for engine in engines_of(stages, keyed=keyed):
         evaluated = engine.evaluate(MICROBATCH, evaluated)
     engines = engines_of(stages, keyed=keyed)
