@@ -20,6 +20,7 @@ from ravnest.stage.updating import UpdateSettings
 MICROBATCH = MicrobatchId(0, 0)
 DRAW_SEED = 5
 CPU = torch.device("cpu")
+TRUSTED = ("benchmarks.zoo.trusted:clip",)
 
 
 class SequentialRandomness(KeyedRandomness):
@@ -33,7 +34,8 @@ class SequentialRandomness(KeyedRandomness):
 
 def load_chain(folder: Path) -> list[LoadedStage]:
     """The stages below a folder, in order."""
-    return [load_stage(each) for each in sorted(folder.iterdir(), key=lambda each: int(each.name))]
+    folders = sorted(folder.iterdir(), key=lambda each: int(each.name))
+    return [load_stage(each, trusted=TRUSTED) for each in folders]
 
 
 def engines_of(stages: Sequence[LoadedStage], *, keyed: bool) -> list[StageEngine]:
@@ -53,6 +55,7 @@ def engines_of(stages: Sequence[LoadedStage], *, keyed: bool) -> list[StageEngin
                 stage.trainable,
                 {name: tensor.clone() for name, tensor in stage.buffers.items()},
                 {name: tensor.clone() for name, tensor in stage.constants.items()},
+                stage.replicas,
             ),
             device=CPU,
             randomness=kind(0, 0, CPU),

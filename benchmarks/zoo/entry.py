@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class Entry:
         length: tokens of the example, where the model takes a sequence.
         other_length: tokens of another call; None where the length is fixed or there is none.
         tolerance: largest difference that counts as equal, see `comparing.difference`.
+        leaves: submodules that stay code, with the factories that providers trust.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Entry:
     length: int = 12
     other_length: int | None = None
     tolerance: float = TOLERANCE
+    leaves: Mapping[str, str] = field(default_factory=dict)
 
     def model(self, seed: int = SEED) -> nn.Module:
         """The model with repeatable weights."""

@@ -60,10 +60,15 @@ def measure_row(entry: Entry, figures: dict[str, Any]) -> None:
     start, processor_start = time.perf_counter(), time.process_time()
     args, kwargs = calls["example"]
     with noted_warnings(figures):
-        captured = capture_model(model, args, kwargs)
+        captured = capture_model(model, args, kwargs, leaves=entry.leaves)
     figures["capture_s"] = time.perf_counter() - start
     figures["capture_processor_s"] = time.process_time() - processor_start
-    figures["captured_by"] = "export"
+    how = "export"
+    if entry.leaves:
+        how = f"export, code that providers trust: {', '.join(entry.leaves)}"
+    elif isinstance(model, torch.jit.ScriptModule):
+        how = "conversion of a script, export"
+    figures["captured_by"] = how
     figures["nodes"] = captured.costs.num_positions
     figures["cuts"] = len(captured.costs.cuts)
     figures["stages"] = [count for count in STAGE_COUNTS if count <= figures["cuts"] + 1]

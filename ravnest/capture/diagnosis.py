@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import fx, nn
@@ -33,16 +36,68 @@ _DEFAULT_ADVICE = (
 )
 
 
-def explain(error: Exception, model: nn.Module, mode: str) -> CaptureError:
-    """A CaptureError that says in its first line what `error` hides in pages of text."""
-    location = _where(error, model)
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a model's code.
+
+    Attributes:
+        module: path of the innermost submodule, "" for the model itself or when unknown.
+        kind: its class.
+        line: `file:line`, "" when unknown.
+    """
+
+    module: str
+    kind: str
+    line: str
+
+    def __str__(self) -> str:
+        module = f" in module {self.module!r} ({self.kind})" if self.module else ""
+        return f"{module} at {self.line}" if self.line else module
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A step of the fallback chain that failed.
+
+    Attributes:
+        what: how the capture was tried, in a few words.
+        reason: the first meaningful line of what went wrong.
+    """
+
+    what: str
+    reason: str
+
+
+def explain(
+    error: Exception, model: nn.Module, mode: str, attempts: Sequence[Attempt] = ()
+) -> CaptureError:
+    """A CaptureError that says in its first line what `error` hides in pages of text.
+
+    Args:
+        error: what the last attempt raised.
+        model: the module that was exported.
+        mode: `train` or `eval`.
+        attempts: every step that was tried, the last one included.
+    """
+    place = place_of(error, model)
     reason = first_lines(str(error)) or type(error).__name__
     advice = next((text for words, text in _ADVICE if any(w in reason for w in words)), None)
     return CaptureError(
-        f"{type(model).__name__} cannot be captured in {mode} mode{location}: "
-        f"{type(error).__name__}: {reason}",
-        hint=advice or _DEFAULT_ADVICE,
+        f"{type(model).__name__} cannot be captured in {mode} mode{place}: "
+        f"{type(error).__name__}: {reason}{tried(attempts)}",
+        hint=f"{advice or _DEFAULT_ADVICE}{leaf_hint(place)}",
     )
+
+
+def tried(attempts: Sequence[Attempt]) -> str:
+    """The steps of a fallback chain as lines to put behind a message; none for a single step."""
+    if len(attempts) < 2:
+        return ""
+    lines: list[str] = []
+    for before, attempt in zip((None, *attempts), attempts, strict=False):
+        same = before is not None and before.reason == attempt.reason
+        lines.append(f"\n  tried {attempt.what}: {'the same' if same else attempt.reason}")
+    return "".join(lines)
 
 
 def first_lines(text: str, limit: int = 300) -> str:
@@ -72,14 +127,35 @@ def origin(node: fx.Node) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _where(error: Exception, model: nn.Module) -> str:
-    """` in module 'a.b' at file:line` of the innermost frame of the model's code."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    names = {id(module): name for name, module in model.named_modules()}
-    text = ""
+def place_of(error: Exception, model: nn.Module) -> Place:
+    """Where in the model's code an error was raised."""
+    return _place(list(traceback.walk_tb(error.__traceback__)), model)
+
+
+def current_place(model: nn.Module) -> Place:
+    """Where the model's code is at the moment; for what is called back from a forward pass."""
+    return _place(list(traceback.walk_stack(None))[::-1], model)
+
+
+def leaf_hint(place: Place) -> str:
+    """How the submodule at a place can stay the code it is, to put behind another hint."""
+    if not place.module:
+        return "; or move that part into a submodule, which may stay code: see `leaves`"
+    return (
+        f"; or let {place.module!r} ({place.kind}) stay code: pass "
+        f"leaves={{{place.module!r}: 'package.module:function'}}, a function without arguments "
+        "that builds it, and Node(trusted_modules=('package.module:function',)) on its provider"
+    )
+
+
+def _place(frames: Sequence[tuple[FrameType, int]], model: nn.Module) -> Place:
+    """The innermost module and line of the model among frames, outermost first."""
+    modules = {id(module): name for name, module in model.named_modules()}
+    name, kind = "", ""
     for frame, _ in reversed(frames):
-        if name := names.get(id(frame.f_locals.get("self"))):
-            text = f" in module {name!r}"
+        found = frame.f_locals.get("self")
+        if id(found) in modules:
+            name, kind = modules[id(found)], type(found).__name__
             break
     # The callers of the capture are no part of the model: only what torch calls back counts.
     files = [frame.f_code.co_filename for frame, _ in frames]
@@ -87,5 +163,5 @@ def _where(error: Exception, model: nn.Module) -> str:
     for frame, line in reversed(frames[inside:]):
         file = frame.f_code.co_filename
         if not file.startswith((_TORCH, _PACKAGE, "<")):
-            return f"{text} at {file}:{line}"
-    return text
+            return Place(name, kind, f"{file}:{line}")
+    return Place(name, kind, "")

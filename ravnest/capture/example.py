@@ -62,7 +62,7 @@ class Example:
             if argument.name not in self.supplied:
                 skipped = True
                 continue
-            value = _replace(self.supplied[argument.name], rest)
+            value = replace_tensors(self.supplied[argument.name], rest)
             match argument.kind:
                 case ArgumentKind.VAR_POSITIONAL:
                     args.extend(value)
@@ -166,6 +166,11 @@ def tile_single(example: Example) -> Example:
     ranked = [tensor for tensor in example.tensors if tensor.dim() >= 1]
     if not ranked or any(tensor.shape[0] != 1 for tensor in ranked):
         return example
+    return doubled(example)
+
+
+def doubled(example: Example) -> Example:
+    """The example with every tensor repeated along its first dimension."""
     leaves = tuple(
         ExampleTensor(leaf.path, torch.cat([leaf.value, leaf.value]))
         if isinstance(leaf, ExampleTensor) and leaf.value.dim() >= 1
@@ -179,23 +184,25 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _replace(value: Any, tensors: Any) -> Any:
+def replace_tensors(value: Any, tensors: Any) -> Any:
     """A container like `value`, of the same type, with its tensors taken from an iterator."""
     if isinstance(value, torch.Tensor):
         return next(tensors)
     if type(value) is dict:
-        return {key: _replace(child, tensors) for key, child in value.items()}
+        return {key: replace_tensors(child, tensors) for key, child in value.items()}
     if isinstance(value, Mapping):
         copied: Any = copy.copy(value)
         for key, child in value.items():
-            copied[key] = _replace(child, tensors)
+            copied[key] = replace_tensors(child, tensors)
         return copied
     if isinstance(value, (list, tuple)):
-        children = [_replace(child, tensors) for child in value]
+        children = [replace_tensors(child, tensors) for child in value]
         return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         copied = copy.copy(value)
         for field in dataclasses.fields(value):
-            object.__setattr__(copied, field.name, _replace(getattr(value, field.name), tensors))
+            object.__setattr__(
+                copied, field.name, replace_tensors(getattr(value, field.name), tensors)
+            )
         return copied
     return value

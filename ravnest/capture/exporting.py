@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,17 +10,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from ravnest.capture.caches import caches_off, caching_configs
 from ravnest.capture.costs import GraphCosts
 from ravnest.capture.cuts import Placement, place
-from ravnest.capture.example import ExampleTensor, take_example, tile_single
+from ravnest.capture.diagnosis import Attempt, first_lines, tried
+from ravnest.capture.example import Example, ExampleTensor, doubled, take_example, tile_single
 from ravnest.capture.graphs import CapturedGraph
 from ravnest.capture.measuring import measure
 from ravnest.capture.normalizing import normalize
+from ravnest.capture.scripting import ScriptMirror, mirror_script
 from ravnest.capture.signature import InputSignature
 from ravnest.capture.signing import sign
 from ravnest.capture.state import StateInventory, StoredTensor, take_inventory
-from ravnest.capture.tracing import trace
+from ravnest.capture.tracing import Traced, same_operators, trace
+from ravnest.capture.tracing_leaves import check_leaves
 from ravnest.errors import CaptureError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,7 @@ def capture_model(
     kwargs: Mapping[str, Any] | None = None,
     *,
     run_forward: bool = False,
+    leaves: Mapping[str, str] | None = None,
 ) -> CapturedModel:
     """Captures a model in train and in eval mode and measures what it costs.
 
@@ -62,22 +70,23 @@ def capture_model(
         model: any module; submodules frozen by `.eval()` inside a training model stay frozen.
         args: example positional inputs.
         kwargs: example keyword inputs; non-tensor values become part of the graph.
+        leaves: submodules that stay code, which providers must trust: by path the factory
+            `package.module:function` that builds each, a function without arguments.
         run_forward: measure saved activations by a real forward pass instead of shape propagation.
 
     Raises:
         CaptureError: the model cannot be captured; names module and line where known.
     """
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise CaptureError(
-            f"{type(model).__name__} is or contains a ScriptModule, which cannot be captured",
-            hint="pass the Python model it was scripted or traced from",
-        )
+    name = f"{type(model).__module__}.{type(model).__qualname__}"
+    if isinstance(model, torch.jit.ScriptModule):
+        name = str(getattr(model, "original_name", name))
+        model = mirror_script(model, args, kwargs or {})
+    _refuse_scripts(model)
     _refuse_module_hooks(model)
     state = take_inventory(model)
     example = take_example(model, args, kwargs or {})
-    traced_example = tile_single(example)
-    traced = trace(model, traced_example, training=True)
-    traced_eval = trace(model, traced_example, training=False)
+    check_leaves(model, leaves or {})
+    traced, traced_eval = _trace_modes(model, tile_single(example), leaves or {})
     names = [f"input.{leaf.path}" for leaf in example.leaves if isinstance(leaf, ExampleTensor)]
     train, train_tensors = normalize(traced, names, "train")
     evaluation, eval_tensors = normalize(traced_eval, names, "eval")
@@ -88,7 +97,7 @@ def capture_model(
         train, state, placement, example.tensors, run_forward=run_forward
     )
     return CapturedModel(
-        model_name=f"{type(model).__module__}.{type(model).__qualname__}",
+        model_name=name,
         train=train,
         eval=evaluation,
         state=state,
@@ -97,6 +106,82 @@ def capture_model(
         costs=costs,
         needs_gradient=needs_gradient,
     )
+
+
+def _trace_modes(
+    model: nn.Module, example: Example, leaves: Mapping[str, str]
+) -> tuple[Traced, Traced]:
+    """Both modes, train first; without the cache of keys and values when it is in the way."""
+
+    def both() -> tuple[Traced, Traced]:
+        train = trace(model, example, leaves, training=True)
+        return train, trace(model, example, leaves, training=False)
+
+    if isinstance(model, ScriptMirror):
+        try:
+            return _trace_interpreted(model, example) if model.interpreted else both()
+        except CaptureError as error:
+            raise CaptureError(
+                f"a ScriptModule that was {model.how} cannot be captured: {error.message}",
+                hint="pass the Python model it was scripted or traced from",
+            ) from error
+    try:
+        return both()
+    except CaptureError as error:
+        if not caching_configs(model):
+            raise
+        first = error
+    try:
+        with caches_off(model):
+            traced = both()
+    except CaptureError as error:
+        attempts = (
+            Attempt("as it is", first_lines(first.message, 120)),
+            Attempt("with config.use_cache = False", first_lines(error.message, 120)),
+        )
+        raise CaptureError(f"{error.message}{tried(attempts)}", hint=error.hint) from error
+    logger.warning(
+        "%s was captured with config.use_cache = False: its outputs during training hold no cache "
+        "of keys and values; the model itself and generation with it stay as they are",
+        type(model).__name__,
+    )
+    return traced
+
+
+def _trace_interpreted(model: ScriptMirror, example: Example) -> tuple[Traced, Traced]:
+    """Both modes of a script whose interpreter fixes every size it reads, needed or not.
+
+    The batch size stays open if a trace with twice the batch has the same operators.
+    """
+
+    def both(example: Example) -> tuple[Traced, Traced]:
+        train = trace(model, example, training=True, num_open=(0,))
+        return train, trace(model, example, training=False, num_open=(0,))
+
+    traced = both(example)
+    try:
+        again = both(doubled(example))
+        is_open = all(map(same_operators, traced, again))
+    except CaptureError:
+        is_open = False
+    logger.warning(
+        "the ScriptModule was captured by its interpreter, for %s; other inputs will be refused",
+        "the example's sizes and any batch size"
+        if is_open
+        else "exactly the example's shapes, so not for a partial last batch",
+    )
+    train, evaluation = (replace(each, batch_is_open=is_open) for each in traced)
+    return train, evaluation
+
+
+def _refuse_scripts(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"the submodule {name!r} of {type(model).__name__} is a ScriptModule",
+                hint="pass the Python module it was made from, or the ScriptModule as the whole "
+                "model",
+            )
 
 
 def _refuse_module_hooks(model: nn.Module) -> None:
@@ -122,12 +207,27 @@ def _name_state(
                 renamed[name] = canonical
                 continue
             canonical = f"{canonical}.{mode}"  # another constant that the other mode numbered alike
+        _refuse_copy(name, tensor, state)
         constants[canonical] = StoredTensor(canonical, tensor, False, False, False)
         renamed[name] = canonical
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             node.target = renamed[str(node.target)]
     return replace(state, constants=constants)
+
+
+def _refuse_copy(name: str, tensor: torch.Tensor, state: StateInventory) -> None:
+    """Refuses a constant that is a parameter under no name, and would not be trained."""
+    if tensor.is_meta or tensor.layout is not torch.strided or not tensor.numel():
+        return
+    for stored in state.stored.values():
+        own = stored.tensor
+        if stored.trainable and not own.is_meta and own.data_ptr() == tensor.data_ptr():
+            raise CaptureError(
+                f"the captured graph has {stored.name} as a constant ({name}), "
+                "so that it would not be trained",
+                hint="let forward reach it as an attribute, self.name",
+            )
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -3,14 +3,16 @@
 An argument is null, true, false, a number, a string, a list, or an object with one member:
 `{"node": name}`, `{"input": name}`, `{"state": name}`, `{"dtype": name}`, `{"device": "stage"}`,
 `{"layout": name}`, `{"memory_format": name}`, `{"slice": [start, stop, step]}`, `{"float": "inf"}`
-or `{"complex": [real, imaginary]}`.
+or `{"complex": [real, imaginary]}`. A node may say in which autocast regions it stands, outermost
+first, by number and dtype: `"autocast": [[1, "bfloat16"], [2, null]]`, null for a disabled one. The
+operator `leaf` runs a submodule that stayed code; `leaf` then says which.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +21,16 @@ from torch import fx
 from ravnest.capture import operators
 from ravnest.capture.diagnosis import origin
 from ravnest.capture.dtypes import dtype_name, dtype_of
+from ravnest.capture.leaf_json import leaf_from_data, leaf_to_data
+from ravnest.capture.leaves import OPERATOR, LeafCall
 from ravnest.capture.program import ProgramBuilder, StageProgram
+from ravnest.capture.regions import (
+    AUTOCAST_DTYPES,
+    MAX_AUTOCASTS,
+    Autocast,
+    Autocasts,
+    autocasts_of,
+)
 from ravnest.capture.signature_json import structure_from_data
 from ravnest.capture.stages import StageGraph
 from ravnest.capture.strict_json import Field
@@ -60,7 +71,8 @@ def graph_to_data(stage: StageGraph) -> dict[str, Any]:
 
 
 def _node_to_data(node: fx.Node) -> dict[str, Any]:
-    name = operators.name_of(node.target)
+    leaf = node.target if isinstance(node.target, LeafCall) else None
+    name = operators.name_of(node.target) if leaf is None else OPERATOR
     if name is None:
         raise CaptureError(
             f"operator {node.target} is none that a provider runs{origin(node)}",
@@ -71,10 +83,16 @@ def _node_to_data(node: fx.Node) -> dict[str, Any]:
         "op": name,
         "args": [_argument_to_data(argument, node) for argument in node.args],
     }
+    if leaf is not None:
+        data["leaf"] = leaf_to_data(leaf.spec)
     if node.kwargs:
         data["kwargs"] = {k: _argument_to_data(v, node) for k, v in node.kwargs.items()}
     if "random_position" in node.meta:
         data["random"] = node.meta["random_position"]
+    if autocasts := autocasts_of(node):
+        data["autocast"] = [
+            [each.number, each.dtype and dtype_name(each.dtype)] for each in autocasts
+        ]
     return data
 
 
@@ -133,13 +151,19 @@ def _specs_from_data(field: Field) -> tuple[ValueSpec, ...]:
     return tuple(specs)
 
 
-def program_from_data(field: Field, state: Mapping[str, Any], device: torch.device) -> StageProgram:
+def program_from_data(
+    field: Field,
+    state: Mapping[str, tuple[int, ...]],
+    device: torch.device,
+    trusted: Collection[str] = (),
+) -> StageProgram:
     """Builds the program of one mode.
 
     Args:
         field: data of `graph_to_data`, from a file nobody vouches for.
-        state: names of the stage's tensors; others cannot be looked up.
+        state: shapes of the stage's tensors by name; others cannot be looked up.
         device: where factories make their tensors.
+        trusted: factories of leaves that may be imported and called.
 
     Raises:
         PlanFileError: any part is malformed or not allowed.
@@ -149,7 +173,7 @@ def program_from_data(field: Field, state: Mapping[str, Any], device: torch.devi
     builder = ProgramBuilder(tuple(state), inputs)
     reader = _ArgumentReader(builder, device)
     for item in field["nodes"].items(MAX_NODES):
-        _read_node(item, builder, reader)
+        _read_node(item, builder, reader, state, trusted)
     results = [reader.read(item) for item in field["results"].items(MAX_ITEMS)]
     if len(results) != len(outputs):
         field["results"].fail(f"has {len(results)} values for {len(outputs)} outputs")
@@ -161,10 +185,20 @@ def program_from_data(field: Field, state: Mapping[str, Any], device: torch.devi
     )
 
 
-def _read_node(field: Field, builder: ProgramBuilder, reader: _ArgumentReader) -> None:
-    field.members(("name", "op", "args"), ("kwargs", "random"))
+def _read_node(
+    field: Field,
+    builder: ProgramBuilder,
+    reader: _ArgumentReader,
+    shapes: Mapping[str, tuple[int, ...]],
+    trusted: Collection[str],
+) -> None:
+    field.members(("name", "op", "args"), ("kwargs", "random", "autocast", "leaf"))
     name = field["name"].text()
-    target = operators.find(field["op"].text())
+    target: Any
+    if field["op"].text() == OPERATOR and "leaf" in field.value:
+        target = leaf_from_data(field["leaf"], field["args"], shapes, trusted)
+    else:
+        target = operators.find(field["op"].text())
     if target is None:
         field["op"].fail(f"operator {field.value['op']!r} is not allowed")
     args = tuple(reader.read(item) for item in field["args"].items(MAX_ITEMS))
@@ -175,8 +209,23 @@ def _read_node(field: Field, builder: ProgramBuilder, reader: _ArgumentReader) -
         kwargs = {key: reader.read(given[key]) for key in given.value}
     _check_call(field, target, args, kwargs)
     position = field["random"].integer() if "random" in field.value else None
-    if not builder.add(name, target, args, kwargs, position):
+    autocasts = _read_autocasts(field["autocast"]) if "autocast" in field.value else ()
+    if not builder.add(name, target, args, kwargs, position, autocasts):
         field["name"].fail(f"name {name!r} is used twice")
+
+
+def _read_autocasts(field: Field) -> Autocasts:
+    found: list[Autocast] = []
+    for item in field.items(MAX_AUTOCASTS):
+        parts = list(item.items(2))
+        if len(parts) != 2:
+            item.fail("expected a number and a dtype")
+        number, name = parts
+        dtype = None if name.value is None else dtype_of(name)
+        if dtype is not None and dtype not in AUTOCAST_DTYPES:
+            name.fail(f"{name.value!r} is no dtype to compute in; expected bfloat16 or float16")
+        found.append(Autocast(number.integer(high=MAX_NODES), dtype))
+    return tuple(found)
 
 
 def _check_call(

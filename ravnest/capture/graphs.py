@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ravnest.capture.leaves import LeafCall
 from ravnest.plan.structure import Structure
 
 _aten = torch.ops.aten
@@ -79,6 +80,9 @@ def argument(node: fx.Node, index: int, name: str, default: Any = None) -> Any:
 def written(node: fx.Node) -> tuple[fx.Node, ...]:
     """The nodes whose values this node changes in place."""
     target = node.target
+    if isinstance(target, LeafCall):
+        state: Any = node.args[1]
+        return tuple(state[len(target.spec.parameters) :])
     if not isinstance(target, torch._ops.OpOverload):
         return ()
     if target in _STATISTICS_WRITERS:
@@ -106,6 +110,8 @@ def has_effect(node: fx.Node) -> bool:
 def is_random(node: fx.Node) -> bool:
     """Whether the node draws from the random generator with the arguments it has."""
     target: Any = node.target
+    if isinstance(target, LeafCall):
+        return True  # it may
     if not isinstance(target, torch._ops.OpOverload):
         return False
     if target in (_aten.fractional_max_pool2d.default, _aten.fractional_max_pool3d.default):
@@ -167,7 +173,10 @@ def _memory_keys(node: fx.Node) -> Iterable[Any]:
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             yield ("storage", value.untyped_storage()._cdata)
     yield from written(node) if not is_statistics_writer(node) else ()
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, LeafCall):
+        inputs: Any = node.args[0]
+        yield from inputs  # its results may be views of them
+    elif isinstance(node.target, torch._ops.OpOverload):
         for index, declared in enumerate(node.target._schema.arguments):
             given = argument(node, index, declared.name)
             if declared.alias_info is not None and isinstance(given, fx.Node):
@@ -178,4 +187,4 @@ def _memory_keys(node: fx.Node) -> Iterable[Any]:
 
 def is_statistics_writer(node: fx.Node) -> bool:
     """Whether the node writes running statistics that its own value does not share memory with."""
-    return node.target in _STATISTICS_WRITERS
+    return node.target in _STATISTICS_WRITERS or isinstance(node.target, LeafCall)

@@ -21,6 +21,7 @@ from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.capture.cuts import Placement
 from ravnest.capture.diagnosis import first_lines
 from ravnest.capture.graphs import CapturedGraph
+from ravnest.capture.regions import autocasts_of, device_type, within
 from ravnest.capture.state import StateInventory, StoredTensor
 from ravnest.errors import CaptureError
 
@@ -149,6 +150,7 @@ class _Meter(fx.Interpreter):
         super().__init__(nn.Module(), graph=graph)
         self.readings = _Readings()
         self._tensors = tensors
+        self._device_type = device_type(tensors.values())
         self._flop_counter = FlopCounterMode(display=False)
         self._saved: dict[int, torch.Tensor] = {}  # by storage; kept so that no address is reused
         self._current = ""
@@ -169,7 +171,8 @@ class _Meter(fx.Interpreter):
         self._current = n.name
         self.readings.saved_bytes[n.name] = 0
         before = self._flop_counter.get_total_flops()
-        value = super().run_node(n)
+        with within(self._device_type, autocasts_of(n)):
+            value = super().run_node(n)
         readings = self.readings
         readings.flops[n.name] = float(self._flop_counter.get_total_flops() - before)
         readings.written_bytes[n.name] = self._written_bytes(n, value)

@@ -1,22 +1,26 @@
 """Turns an exported program into the plain graph the rest of the room works on.
 
 Afterwards there are only placeholders with wire names, look-ups of stored names, allowed operators
-and an output of leaves: no_grad regions are inlined, the exporter's own assertions are gone, and
-operators whose success depends on strides (`view`) have their tolerant form (`reshape`).
+and an output of leaves. What stood under no_grad gets its inputs detached, what stood under
+autocast has that noted, the exporter's own assertions are gone, and operators whose success depends
+on strides (`view`) have their tolerant form (`reshape`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from ravnest.capture import operators
 from ravnest.capture.diagnosis import origin
 from ravnest.capture.graphs import CapturedGraph, has_effect, is_random
+from ravnest.capture.leaves import LeafCall
+from ravnest.capture.regions import device_type
+from ravnest.capture.scopes import AutocastScope, GradientScope
 from ravnest.capture.tracing import PREFIX, Traced
 from ravnest.errors import CaptureError
 
@@ -49,25 +53,11 @@ def normalize(
         CaptureError: an operator or region that a stage file cannot hold.
     """
     module = traced.program.module(check_guards=False)
-    flat = fx.Graph()
-    mapping: dict[fx.Node, Any] = {}
-    tensors: dict[str, torch.Tensor] = {}
-    names = iter(input_names)
+    inputs = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    flattener = _Flattener(mode, iter(input_names), device_type(inputs), traced.leaves)
     for node in module.graph.nodes:
-        if node.op == "placeholder":
-            mapping[node] = _copied(flat.placeholder(node.name), node, target=next(names))
-        elif node.op == "get_attr":
-            value = _attribute(module, node.target)
-            if isinstance(value, torch.Tensor):
-                name = node.target.removeprefix(PREFIX)
-                tensors[name] = value
-                mapping[node] = _copied(flat.get_attr(node.name), node, target=name)
-            else:
-                mapping[node] = value  # the graph of a region
-        elif node.op == "output":
-            flat.output(fx.node.map_arg(tuple(node.args[0]), mapping.__getitem__))
-        else:
-            mapping[node] = _copy_call(flat, node, mapping, mode)
+        flattener.take(node, module)
+    flat, tensors = flattener.flat, flattener.tensors
     flat.eliminate_dead_code(is_impure_node=has_effect)
     _check_operators(flat, mode)
     used = {node.target for node in flat.nodes if node.op == "get_attr"}
@@ -77,98 +67,85 @@ def normalize(
     )
 
 
-def _copy_call(flat: fx.Graph, node: fx.Node, mapping: dict[fx.Node, Any], mode: str) -> Any:
-    """Copies one computing node, or what stands for it."""
-    if node.target in _DROPPED:
-        return None
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return _inline(flat, node, mapping, mode)
-    args = tuple(_mapped(argument, mapping) for argument in node.args)
-    if node.target is _aten.slice.Tensor and _is_whole(args, node.kwargs):
-        return args[0]
-    if isinstance(args[0] if args else None, tuple):  # getitem of an inlined region's results
-        return args[0][args[1]]
-    copied = flat.create_node(
-        "call_function",
-        _portable(node.target),
-        args,
-        {key: _mapped(value, mapping) for key, value in node.kwargs.items()},
-        name=node.name,
-    )
-    return _copied(copied, node)
+class _Flattener:
+    """Copies an exported graph node by node, and keeps track of the scopes it goes through."""
 
+    def __init__(
+        self,
+        mode: str,
+        input_names: Iterator[str],
+        device_type: str,
+        leaves: Mapping[Any, LeafCall],
+    ) -> None:
+        self.flat = fx.Graph()
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._mode = mode
+        self._replaced = {**_REPLACED, **leaves}
+        self._input_names = input_names
+        self._mapping: dict[fx.Node, Any] = {}
+        self._gradients = GradientScope(self.flat)
+        self._autocasts = AutocastScope(device_type)
 
-def _portable(target: Any) -> Any:
-    """The operator to keep in the graph for this one."""
-    if isinstance(target, torch._ops.OpOverload) and target.namespace != "aten":
-        return _REPLACED_BY_NAME.get(target._schema.name, target)
-    return _REPLACED.get(target, target)
+    def _portable(self, target: Any) -> Any:
+        """The operator to keep in the graph for this one."""
+        if isinstance(target, torch._ops.OpOverload) and target not in self._replaced:
+            return _REPLACED_BY_NAME.get(target._schema.name, target)
+        return self._replaced.get(target, target)
 
+    def take(self, node: fx.Node, module: nn.Module) -> None:
+        """Takes over the next node of the exported graph."""
+        if node.op == "placeholder":
+            copied = self.flat.placeholder(node.name)
+            self._mapping[node] = _described(copied, node, target=next(self._input_names))
+        elif node.op == "get_attr":
+            self._mapping[node] = self._look_up(node, _attribute(module, str(node.target)))
+        elif node.op == "output":
+            results: Any = node.args[0]
+            self.flat.output(fx.node.map_arg(tuple(results), self._mapping.__getitem__))
+        elif node.target is torch._C._set_grad_enabled:
+            self._gradients.enable(bool(node.args[0]))
+        elif node.target is torch.amp.autocast_mode._enter_autocast:
+            self._autocasts.enter(node)
+        elif node.target is torch.amp.autocast_mode._exit_autocast:
+            self._autocasts.leave(node)
+        elif node.target not in _DROPPED:
+            self._mapping[node] = self._call(node)
 
-def _mapped(value: Any, mapping: dict[fx.Node, Any]) -> Any:
-    """An argument with its nodes replaced; a region's results stay a plain tuple."""
-    if isinstance(value, fx.Node):
-        return mapping[value]
-    return fx.node.map_arg(value, mapping.__getitem__)
+    def _look_up(self, node: fx.Node, value: Any) -> fx.Node | None:
+        if not isinstance(value, torch.Tensor):
+            return None  # the graph of a region, whose use is refused
+        name = str(node.target).removeprefix(PREFIX)
+        self.tensors[name] = value
+        return _described(self.flat.get_attr(node.name), node, target=name)
 
-
-def _inline(flat: fx.Graph, node: fx.Node, mapping: dict[fx.Node, Any], mode: str) -> Any:
-    """Puts a region's nodes in its place.
-
-    Inputs of a no_grad region are detached, so that nothing in it wants a gradient; a disabled
-    autocast changes nothing.
-
-    Raises:
-        CaptureError: another kind of region.
-    """
-    kind = node.target.__name__  # type: ignore[union-attr]
-    if kind == "wrap_with_set_grad_enabled":
-        enabled, region, *inputs = node.args
-        detach = not enabled
-    elif kind == "wrap_with_autocast" and node.args[2] is False:
-        region, *inputs = node.args[4:]
-        detach = False
-    else:
-        advice = {
-            "wrap_with_autocast": "drop torch.autocast from forward; set the precision on the node",
-            "cond": "use torch.where, which computes both sides",
-        }
-        raise CaptureError(
-            f"{kind} in {mode} mode cannot be put into a stage{origin(node)}",
-            hint=advice.get(kind, "write that part with ordinary torch operators"),
-        )
-    graph = mapping[region].graph  # type: ignore[index]
-    given = iter([_mapped(value, mapping) for value in inputs])
-    inner: dict[fx.Node, Any] = {}
-    for each in graph.nodes:
-        if each.op == "placeholder":
-            value = next(given)
-            inner[each] = _detached(flat, value) if detach else value
-        elif each.op == "output":
-            results = each.args[0]
-            return (
-                tuple(_mapped(result, inner) for result in results)
-                if isinstance(results, (tuple, list))
-                else _mapped(results, inner)
+    def _call(self, node: fx.Node) -> fx.Node:
+        """Copies one computing node, or finds what stands for it."""
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            kind = node.target.__name__
+            raise CaptureError(
+                f"{kind} in {self._mode} mode cannot be put into a stage{origin(node)}",
+                hint=_REGION_ADVICE.get(kind, "write that part with ordinary torch operators"),
             )
-        elif each.op == "get_attr":
-            inner[each] = _attribute(mapping[region], each.target)  # type: ignore[index]
-        else:
-            inner[each] = _copy_call(flat, each, inner, mode)
-    raise AssertionError("a graph has an output")
+        found: tuple[Any, ...] = tuple(self._mapped(each) for each in node.args)
+        if node.target is _aten.slice.Tensor and _is_whole(found, node.kwargs):
+            whole: fx.Node = found[0]
+            return whole
+        copied = self.flat.create_node(
+            "call_function",
+            self._portable(node.target),
+            self._gradients.passed(found),
+            self._gradients.passed({key: self._mapped(v) for key, v in node.kwargs.items()}),
+            name=node.name,
+        )
+        _described(copied, node)
+        self._autocasts.put_inside(copied)
+        return self._gradients.result(copied, found)
+
+    def _mapped(self, value: Any) -> Any:
+        return fx.node.map_arg(value, self._mapping.__getitem__)
 
 
-def _detached(flat: fx.Graph, value: Any) -> Any:
-    if not isinstance(value, fx.Node) or not isinstance(value.meta.get("val"), torch.Tensor):
-        return value
-    if value.op == "get_attr" and not value.meta["val"].requires_grad:
-        return value
-    node = flat.call_function(_aten.detach.default, (value,))
-    node.meta = dict(value.meta)
-    return node
-
-
-def _copied(new: fx.Node, old: fx.Node, target: str | None = None) -> fx.Node:
+def _described(new: fx.Node, old: fx.Node, target: str | None = None) -> fx.Node:
     new.meta = dict(old.meta)
     if target is not None:
         new.target = target
@@ -180,6 +157,9 @@ def _is_whole(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     given = dict(enumerate(args))
     start, end, step = given.get(2), given.get(3, sys.maxsize), given.get(4, 1)
     return not kwargs and start in (0, None) and end == sys.maxsize and step == 1
+
+
+_REGION_ADVICE = {"cond": "use torch.where, which computes both sides"}
 
 
 def _attribute(module: Any, path: str) -> Any:
@@ -194,7 +174,7 @@ def _check_operators(graph: fx.Graph, mode: str) -> None:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if operators.name_of(node.target) is None:
+        if not isinstance(node.target, LeafCall) and operators.name_of(node.target) is None:
             raise CaptureError(
                 f"operator {node.target} in {mode} mode is none that a provider runs{origin(node)}",
                 hint="use another operator, or add a safe one to ravnest/capture/operators.py",

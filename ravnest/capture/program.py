@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from ravnest.capture.operators import initialised
+from ravnest.capture.regions import Autocasts, Regions, device_type, shared_depth
 from ravnest.capture.values import ValueSpec
 from ravnest.plan.structure import Structure
 
@@ -56,11 +57,10 @@ class StageProgram:
         Returns:
             The outputs by name, in order; tensors, and plain values where the spec says so.
         """
-        values = self._function(
-            seed_operator,
-            *[state[name] for name in self.state_names],
-            *[inputs[spec.name] for spec in self.inputs],
-        )
+        given = [state[name] for name in self.state_names]
+        given += [inputs[spec.name] for spec in self.inputs]
+        with Regions(device_type(given)) as regions:
+            values = self._function(seed_operator, regions, *given)
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 
 
@@ -71,11 +71,16 @@ class ProgramBuilder:
         self._graph = fx.Graph()
         self._inputs = inputs
         self._seed = self._graph.placeholder("seed_operator")
+        self._regions = self._graph.placeholder("regions")
+        self._autocasts: Autocasts = ()
         self._found: dict[tuple[str, str], fx.Node] = {}
+        self._received: dict[fx.Node, fx.Node | None] = {}
         for index, name in enumerate(state_names):
             self._found["state", name] = self._graph.placeholder(f"state_{index}")
         for index, spec in enumerate(inputs):
-            self._found["input", spec.name] = self._graph.placeholder(f"input_{index}")
+            node = self._found["input", spec.name] = self._graph.placeholder(f"input_{index}")
+            if spec.differentiable:
+                self._received[node] = None
 
     def find(self, kind: str, name: str) -> fx.Node | None:
         """The value of a node, input or state name so far."""
@@ -88,10 +93,14 @@ class ProgramBuilder:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         random_position: int | None,
+        autocasts: Autocasts = (),
     ) -> bool:
-        """Appends a call; False when the name is taken."""
+        """Appends a call, inside the given regions; False when the name is taken."""
         if ("node", name) in self._found:
             return False
+        if autocasts:
+            args, kwargs = fx.node.map_arg((args, kwargs), self._without_leaf)
+        self._move_to(autocasts)
         if random_position is not None:
             self._graph.call_function(operator.call, (self._seed, random_position))
         safe = initialised(target)
@@ -100,6 +109,25 @@ class ProgramBuilder:
         self._found["node", name] = self._graph.call_function(safe, args, kwargs)
         return True
 
+    def _without_leaf(self, node: fx.Node) -> fx.Node:
+        """A view of what was received, so that autocast does not take it for a parameter."""
+        if node not in self._received:
+            return node
+        view = self._received[node]
+        if view is None:
+            alias = torch.ops.aten.alias.default
+            view = self._received[node] = self._graph.call_function(alias, (node,))
+        return view
+
+    def _move_to(self, autocasts: Autocasts) -> None:
+        """Leaves and enters regions until those given are the open ones."""
+        depth = shared_depth(self._autocasts, autocasts)
+        for _ in self._autocasts[depth:]:
+            self._graph.call_method("leave", (self._regions,))
+        for each in autocasts[depth:]:
+            self._graph.call_method("enter", (self._regions, each.dtype))
+        self._autocasts = autocasts
+
     def finish(
         self,
         results: tuple[Any, ...],
@@ -107,6 +135,7 @@ class ProgramBuilder:
         output_structure: Structure | None,
     ) -> StageProgram:
         """Compiles the program; state that no node reads is not asked for."""
+        self._move_to(())
         self._graph.output(results)
         names: list[str] = []
         for (kind, name), node in list(self._found.items()):

@@ -84,6 +84,8 @@ def sign(example: Example, modes: Sequence[Mode]) -> InputSignature:
             leaves.append(leaf)
             continue
         shape = tuple(dims[num_tensors, d] for d in range(leaf.value.dim()))
+        if shape and all(traced.batch_is_open for traced, _ in modes):
+            shape = (DynamicDim("batch", 1, None), *shape[1:])
         leaves.append(TensorLeaf(f"input.{leaf.path}", leaf.value.dtype, shape))
         num_tensors += 1
     guards = tuple(dict.fromkeys(guard for mode in modes for guard in _guards(mode, dims)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,12 +111,16 @@ def write_stage(stage: StageGraphs, directory: Path) -> None:
     save_file(tensors, directory / WEIGHTS_FILE)
 
 
-def load_stage(directory: Path, device: torch.device | str = "cpu") -> LoadedStage:
+def load_stage(
+    directory: Path, device: torch.device | str = "cpu", trusted: Collection[str] = ()
+) -> LoadedStage:
     """Reads a stage back without trusting it: nothing in the files can run code.
 
     Args:
         directory: holds the two files of `write_stage`.
         device: where weights go and factories make their tensors.
+        trusted: factories `package.module:function` that may be imported and called to build the
+            submodules that stayed code; the only code a stage can name.
 
     Raises:
         PlanFileError: any fault, naming file and field.
@@ -135,8 +139,9 @@ def load_stage(directory: Path, device: torch.device | str = "cpu") -> LoadedSta
     index = field["stage"].integer(high=num_stages - 1)
     declared = {each.name: each for each in _declared(field, index)}
     signature = field["signature"]
-    train = program_from_data(field["train"], declared, device)
-    evaluation = program_from_data(field["eval"], declared, device)
+    shapes = {each.name: each.shape for each in declared.values()}
+    train = program_from_data(field["train"], shapes, device, trusted)
+    evaluation = program_from_data(field["eval"], shapes, device, trusted)
     tensors = _read_weights(directory / WEIGHTS_FILE, declared, device)
     return LoadedStage(
         index=index,

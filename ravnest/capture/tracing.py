@@ -10,7 +10,7 @@ import logging
 import random
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +20,14 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from ravnest.capture.diagnosis import explain, first_lines
+from ravnest.capture.diagnosis import Attempt, explain, first_lines, leaf_hint
 from ravnest.capture.example import Example
+from ravnest.capture.leaves import LeafCall
 from ravnest.capture.recurrence import rolled_recurrence
-from ravnest.capture.watching import watched
+from ravnest.capture.rehearsing import refuse_misfit
+from ravnest.capture.scopes import kept_flat
+from ravnest.capture.tracing_leaves import LeafTable, as_operators
+from ravnest.capture.watching import Sightings, watched
 from ravnest.errors import CaptureError
 from ravnest.plan.structure import Structure, flatten
 
@@ -49,16 +53,20 @@ class _FlatModel(nn.Module):
         super().__init__()
         self.model = model
         self.nesting = _Nesting()
-        self._example = example
+        self.example = example
 
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
-        leaves, self.nesting.structure = flatten(self._example.call(self.model, tensors))
+        leaves, self.nesting.structure = flatten(self.example.call(self.model, tensors))
         for index, leaf in enumerate(leaves):
             if not isinstance(leaf, _OUTPUT_TYPES) and leaf is not None:
                 raise CaptureError(
                     f"output {index} of {type(self.model).__name__} is a {type(leaf).__name__}, "
                     "expected tensors, plain values and containers of them",
-                    hint="return tensors only; for transformers set model.config.use_cache = False",
+                    hint=(
+                        "leave use_cache=True out of the example"
+                        if self.example.supplied.get("use_cache") is True
+                        else "return tensors only; for transformers set config.use_cache = False"
+                    ),
                 )
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
             raise CaptureError(
@@ -75,18 +83,61 @@ _OUTPUT_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """An exported program, and how its outputs nest."""
+    """An exported program.
+
+    Attributes:
+        program: as the exporter gave it.
+        structure: how the outputs nest.
+        leaves: submodules that stayed code, by the operator that stands for each of their calls.
+        batch_is_open: the first sizes may vary, although the program has them fixed.
+    """
 
     program: ExportedProgram
     structure: Structure
+    leaves: Mapping[Any, LeafCall]
+    batch_is_open: bool = False
 
 
-def trace(model: nn.Module, example: Example, *, training: bool) -> Traced:
+def _refuse_lost(seen: Sightings, model: nn.Module) -> None:
+    """Raises for what the exporter drops without a word."""
+    if seen.functions:
+        function, place = seen.functions[0]
+        reentrant = "CheckpointFunction" in function
+        raise CaptureError(
+            f"{type(model).__name__} uses the custom autograd function {function}{place}, "
+            "whose backward a captured graph would silently replace",
+            hint="pass use_reentrant=False to torch.utils.checkpoint"
+            if reentrant
+            else "write it with ordinary torch operators, whose gradients autograd knows"
+            + leaf_hint(place),
+        )
+    if seen.hooks:
+        raise CaptureError(
+            f"{type(model).__name__}.forward registers a gradient hook on a tensor{seen.hooks[0]}, "
+            "which a captured graph would silently drop",
+            hint=f"remove the call of register_hook from forward{leaf_hint(seen.hooks[0])}",
+        )
+
+
+# How many sizes of each input may vary, and what that is called.
+_SIZES = {None: "with every size open", 1: "with only the batch size open", 0: "with fixed sizes"}
+
+
+def trace(
+    model: nn.Module,
+    example: Example,
+    leaves: Mapping[str, str] | None = None,
+    *,
+    training: bool,
+    num_open: Sequence[int | None] = (None, 1, 0),
+) -> Traced:
     """Exports one mode, with every size dynamic where possible.
 
     Args:
         model: its flags, state and attributes are afterwards as before.
         example: sizes to trace with.
+        leaves: factory by path of the submodules that stay code.
+        num_open: how many sizes of each input may vary (None for all), in the order to be tried.
         training: train mode (flags as the user left them if the model is in train mode) or eval.
 
     Raises:
@@ -100,49 +151,64 @@ def trace(model: nn.Module, example: Example, *, training: bool) -> Traced:
             model.eval()
         elif not model.training:
             model.train()
+        table = LeafTable(leaves or {})
+        stack.enter_context(as_operators(model, example, table))
         stack.enter_context(rolled_recurrence())
-        seen = stack.enter_context(watched())
-        traced = _export(_FlatModel(model, example), example.tensors, mode)
-    if seen.functions:
-        raise CaptureError(
-            f"{type(model).__name__} uses the custom autograd function {seen.functions[0]}, "
-            "whose backward a captured graph would silently replace",
-            hint=(
-                "pass use_reentrant=False to torch.utils.checkpoint"
-                if "CheckpointFunction" in seen.functions[0]
-                else "write it with ordinary torch operators, whose gradients autograd knows"
-            ),
-        )
-    if seen.hooks:
-        raise CaptureError(
-            f"{type(model).__name__}.forward registers a gradient hook on a tensor, "
-            "which a captured graph would silently drop",
-            hint="remove the call of register_hook from forward",
-        )
+        seen = stack.enter_context(watched(model))
+        stack.enter_context(kept_flat())
+        stack.enter_context(torch.enable_grad())
+        traced = _export(_FlatModel(model, example), mode, table, num_open)
+    _refuse_lost(seen, model)
     return traced
 
 
-def _export(flat: _FlatModel, tensors: Sequence[torch.Tensor], mode: str) -> Traced:
-    """Exports with all sizes dynamic, else the first one only, else none."""
-    for dims in (None, 1, 0):
+def _export(
+    flat: _FlatModel, mode: str, table: LeafTable, num_open: Sequence[int | None]
+) -> Traced:
+    """Exports with as many sizes dynamic as possible, of the given choices."""
+    attempts: list[Attempt] = []
+    tensors = flat.example.tensors
+    for dims in num_open:
         try:
             shapes = (tuple(_dynamic(tensor, dims, tensors) for tensor in tensors),)
             program = torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
         except CaptureError:
             raise
         except Exception as error:
-            if dims == 0 or isinstance(error, GuardOnDataDependentSymNode):
-                raise explain(error, flat.model, mode) from error
-            logger.debug("export with %s dynamic sizes failed: %s", dims, first_lines(str(error)))
+            attempts.append(
+                Attempt(_SIZES[dims], first_lines(str(error), 120) or type(error).__name__)
+            )
+            data_dependent = isinstance(error, GuardOnDataDependentSymNode)
+            if dims == num_open[-1] or data_dependent:
+                if not (data_dependent or table.factories):
+                    refuse_misfit(flat.model, flat.example)
+                raise explain(error, flat.model, mode, attempts) from error
             continue
-        if dims == 0:
+        if dims == 0 and len(num_open) > 1:
             logger.warning(
                 "%s was captured in %s mode for exactly the example's shapes: "
                 "a batch of another size, also a partial last one, will be refused",
                 *(type(flat.model).__name__, mode),
             )
-        return Traced(program, flat.nesting.structure)
+        return Traced(program, flat.nesting.structure, table.calls)
     raise AssertionError("the last attempt returns or raises")
+
+
+def same_operators(one: Traced, other: Traced) -> bool:
+    """Whether two exports call the same operators with the same fixed arguments and constants."""
+
+    def listed(traced: Traced) -> list[Any]:
+        return [
+            (node.op, str(node.target), str(node.args), str(node.kwargs))
+            for node in traced.program.graph.nodes
+        ]
+
+    constants, others = one.program.constants, other.program.constants
+    return (
+        listed(one) == listed(other)
+        and constants.keys() == others.keys()
+        and all(torch.equal(constants[name], others[name]) for name in constants)
+    )
 
 
 def _dynamic(

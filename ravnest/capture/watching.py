@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
+
+from ravnest.capture.diagnosis import Place, current_place
 
 
 @dataclass(slots=True)
@@ -17,16 +20,16 @@ class Sightings:
     """What a trace used that a captured graph would lose.
 
     Attributes:
-        functions: names of custom autograd functions.
-        hooks: calls of `register_hook` on a tensor.
+        functions: names of custom autograd functions, and where each was used.
+        hooks: where `register_hook` of a tensor was called.
     """
 
-    functions: list[str] = field(default_factory=list)
-    hooks: int = 0
+    functions: list[tuple[str, Place]] = field(default_factory=list)
+    hooks: list[Place] = field(default_factory=list)
 
 
 @contextmanager
-def watched() -> Iterator[Sightings]:
+def watched(model: nn.Module) -> Iterator[Sightings]:
     """Notes custom autograd functions and tensor hooks, which the exporter drops in silence.
 
     A function's `apply` may have been bound long ago, so its `forward` is watched as well.
@@ -38,13 +41,17 @@ def watched() -> Iterator[Sightings]:
         replaced.append((owner, name, vars(owner).get(name)))
         setattr(owner, name, value)
 
+    def note(function: type) -> None:
+        name = f"{function.__module__}.{function.__qualname__}"
+        seen.functions.append((name, current_place(model)))
+
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_internal(cls):
-            seen.functions.append(f"{cls.__module__}.{cls.__qualname__}")
+            note(cls)
         return original_apply.__get__(None, cls)(*args, **kwargs)
 
     def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
-        seen.hooks += 1
+        seen.hooks.append(current_place(model))
         return original_hook(tensor, hook)
 
     original_apply: Any = inspect.getattr_static(torch.autograd.Function, "apply")
@@ -54,7 +61,7 @@ def watched() -> Iterator[Sightings]:
         replace(torch.Tensor, "register_hook", register_hook)
         for function in _custom_functions(torch.autograd.Function):
             if isinstance(vars(function).get("forward"), staticmethod):
-                replace(function, "forward", _noting(function, seen))
+                replace(function, "forward", _noting(function, note))
         yield seen
     finally:
         for owner, name, value in reversed(replaced):
@@ -64,13 +71,13 @@ def watched() -> Iterator[Sightings]:
                 setattr(owner, name, value)
 
 
-def _noting(function: type, seen: Sightings) -> Any:
+def _noting(function: type, note: Callable[[type], None]) -> Any:
     """A stand-in for a function's forward that notes its use."""
     original = vars(function)["forward"].__func__
 
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        seen.functions.append(f"{function.__module__}.{function.__qualname__}")
+        note(function)
         return original(*args, **kwargs)
 
     return staticmethod(forward)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,15 @@ def parse_node_name(name: object) -> int:
     return int(match.group(1))
 
 
-def load_node(node_data: Path, node_id: int) -> tuple[NodePlan, LoadedStage]:
+def load_node(
+    node_data: Path, node_id: int, trusted: Collection[str] = ()
+) -> tuple[NodePlan, LoadedStage]:
     """Reads what one node needs and nothing else.
+
+    Args:
+        node_data: folder that clusterize wrote.
+        node_id: whose stage.
+        trusted: factories of submodules that stayed code, which may be imported and called.
 
     Raises:
         PlanFileError: the node is not in the plan, or a file is missing or damaged.
@@ -40,7 +47,7 @@ def load_node(node_data: Path, node_id: int) -> tuple[NodePlan, LoadedStage]:
     plan = load_node_plan(node_data, node_id)
     verify_stage_files(node_data, plan)
     folder = node_data / Path(plan.files[0].path).parent
-    stage = load_stage(folder, "cpu")
+    stage = load_stage(folder, "cpu", trusted)
     planned = {replica.name: plan.cluster_nodes.index(replica.owner) for replica in plan.replicas}
     if planned != stage.replica_owners:
         raise PlanFileError(

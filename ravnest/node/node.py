@@ -101,7 +101,7 @@ class Node:
             lr_step_on_epoch_change,
         )
         codecs = parse_compression(compression)
-        self._plan, stage = load_node(chosen.node_data, node_id)
+        self._plan, stage = load_node(chosen.node_data, node_id, chosen.trusted_modules)
         show_logs(f"[c{self._plan.cluster_id}/s{self._plan.stage} {name}]")
         self._transport = chosen.transport or _grpc_transport(self._plan, chosen)
         self._transport.start()

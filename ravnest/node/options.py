@@ -23,6 +23,9 @@ class NodeOptions:
         schedule: "1f1b" (synchronous) or "async".
         seed: of the run's randomness; the root's counts. Default: torch's own initial seed.
         timeout_s: how long any wait for a peer may last before it is an error.
+        trusted_modules: factories `package.module:function` of submodules that stayed code
+            (`leaves` of
+            clusterize); only these are ever imported and called because a stage file names them.
         insecure: allow peers beyond loopback without TLS.
         transport: the transport to use instead of gRPC, for simulation and tests.
     """
@@ -34,6 +37,7 @@ class NodeOptions:
     schedule: str = "1f1b"
     seed: int | None = None
     timeout_s: float = 600.0
+    trusted_modules: tuple[str, ...] = ()
     insecure: bool = False
     transport: Transport | None = None
 
@@ -50,7 +54,13 @@ class NodeOptions:
         for name in ("node_data", "trained", "events", "val_filename"):
             if name in options:
                 options = {**options, name: Path(options[name])}
-        parsed = cls(**options)
+        trusted = options.get("trusted_modules", ())
+        if isinstance(trusted, str) or not all(isinstance(each, str) for each in trusted):
+            raise ConfigError(
+                f"trusted_modules={trusted!r} is not possible; expected a tuple of strings",
+                hint="write trusted_modules=('package.module:function',)",
+            )
+        parsed = cls(**{**options, "trusted_modules": tuple(trusted)})
         timeout = parsed.timeout_s
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigError(f"timeout_s={timeout!r} is not possible; expected seconds above 0")

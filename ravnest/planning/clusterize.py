@@ -38,6 +38,7 @@ def clusterize(
     num_clusters: int | None = None,
     schedule: str = "1f1b",
     optimizer_states: int = 2,
+    leaves: Mapping[str, str] | None = None,
 ) -> Plan:
     """Plans the training of a model on the configured nodes and writes everything the nodes need.
 
@@ -54,9 +55,12 @@ def clusterize(
         node_configs: the file that describes the nodes; default `<node_data>/node_configs.json`.
         num_clusters: full copies of the model to train side by side; every node that fits is then
             used. Default: what promises the most samples per second.
-        schedule: `1f1b`, `async` or `2bw`, as far as memory depends on it.
+        schedule: `1f1b` or `async`, as far as memory depends on it.
         optimizer_states: tensors per parameter that the optimizer keeps: 2 for Adam, 1 for SGD with
             momentum, 0 for plain SGD.
+        leaves: submodules that cannot be captured and stay code: by path, the factory
+            `package.module:function` that builds each. Providers must have the package, and name
+            the factory in `Node(trusted_modules=...)`.
 
     Returns:
         The plan as written; its `str()` is what is printed.
@@ -72,7 +76,7 @@ def clusterize(
     folder = Path(node_data)
     config_file = folder / _CONFIG_FILE if node_configs is None else Path(node_configs)
     nodes = tuple(_node_spec(config) for config in load_node_configs(config_file))
-    captured = capture_model(model, args, kwargs, run_forward=pass_data)
+    captured = capture_model(model, args, kwargs, run_forward=pass_data, leaves=leaves)
     formation = form_clusters(cost_table(captured.costs), nodes, settings)
     plan = _plan(captured, nodes, formation)
     graphs = _split_once_per_cutting(captured, formation)

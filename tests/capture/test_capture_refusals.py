@@ -51,11 +51,6 @@ class Outer(nn.Module):
         return self.inner(self.linear(x))
 
 
-def autocast(x: torch.Tensor) -> torch.Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return x @ x.mT
-
-
 def hooked(x: torch.Tensor) -> torch.Tensor:
     x = x * 1.0
     x.register_hook(lambda gradient: gradient * 2)
@@ -79,7 +74,6 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], list[str]]] = {
         lambda x: torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,)),
         ["cond", "torch.where"],
     ),
-    "autocast": (autocast, ["wrap_with_autocast", "precision on the node"]),
     "hook": (hooked, ["register_hook"]),
     "object_output": (lambda x: (x, object()), ["output 1", "object", "use_cache"]),
     "no_tensor_output": (lambda x: 3, ["returns no tensor"]),
@@ -144,9 +138,39 @@ def test_example_that_does_not_fit() -> None:
         capture_model(Outer(torch.tanh), (3,))
 
 
-def test_example_of_a_wrong_size_names_the_module() -> None:
-    with pytest.raises(CaptureError, match=r"in module 'linear' at .*\[4, 9\]"):
-        capture_model(Outer(torch.tanh), (torch.randn(4, 9),))
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(9, 8), nn.BatchNorm1d(8)
+
+    def forward(self, ids: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.norm(self.embed(ids).mean(1)) * scale
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "words"),
+    [
+        (
+            Outer(torch.tanh),
+            torch.randn(4, 9),
+            ["'linear' (Linear)", "Outer.forward(x:", "x float32 [4, 9]", "4x9 and 8x8"],
+        ),
+        (Words(), torch.randn(4, 3), ["'embed'", "ids float32 [4, 3]", "FloatTensor", "scale"]),
+        (Words(), torch.randint(0, 9, (4,)), ["'norm'", "ids int64 [4]"]),
+    ],
+)
+def test_example_that_the_model_refuses(
+    model: nn.Module, example: torch.Tensor, words: list[str]
+) -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture_model(model, (example,))
+    message = str(caught.value)
+    assert "does not fit" in message
+    for word in (*words, "test_capture_refusals.py:"):
+        assert word in message, message
+    assert len(message) < 600
+    assert "tried" not in message
+    assert not any(buffer.any() for buffer in model.buffers() if buffer.dim() == 0)
 
 
 def test_capture_leaves_model_and_generators_alone() -> None:
