@@ -11,7 +11,7 @@ from torch import nn
 
 from ravnest.capture.costs import GraphCosts
 from ravnest.capture.cuts import Placement, place
-from ravnest.capture.example import ExampleTensor, take_example, tile_single
+from ravnest.capture.example import ExampleTensor, take_example, tile_single, without_values
 from ravnest.capture.graphs import CapturedGraph
 from ravnest.capture.measuring import measure
 from ravnest.capture.normalizing import normalize
@@ -59,7 +59,8 @@ def capture_model(
     The model, its training flags and the random generators are afterwards as before.
 
     Args:
-        model: any module; submodules frozen by `.eval()` inside a training model stay frozen.
+        model: any module, also one on the meta device; submodules frozen by `.eval()` inside a
+            training model stay frozen.
         args: example positional inputs.
         kwargs: example keyword inputs; non-tensor values become part of the graph.
         run_forward: measure saved activations by a real forward pass instead of shape propagation.
@@ -75,6 +76,8 @@ def capture_model(
     _refuse_module_hooks(model)
     state = take_inventory(model)
     example = take_example(model, args, kwargs or {})
+    if any(each.tensor.is_meta for each in state.stored.values()):
+        example = without_values(example)
     traced_example = tile_single(example)
     traced = trace(model, traced_example, training=True)
     traced_eval = trace(model, traced_example, training=False)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,18 @@ class _Declared:
     trainable: bool
 
 
-def write_stage(stage: StageGraphs, directory: Path) -> None:
+def write_stage(
+    stage: StageGraphs,
+    directory: Path,
+    values_of: Callable[[StoredTensor], torch.Tensor] = attrgetter("tensor"),
+) -> None:
     """Writes a stage's two files; the same stage gives the same bytes.
 
     Args:
         stage: one of `split`'s.
         directory: made when it is not there; only the two files are written.
+        values_of: gives the values of a tensor, in its dtype and shape; by default the model's own.
+            All of a stage's are held until it is written.
 
     Raises:
         CaptureError: an operator, argument or tensor that a file cannot hold.
@@ -92,7 +99,9 @@ def write_stage(stage: StageGraphs, directory: Path) -> None:
     }
     text = json.dumps(data, sort_keys=True, allow_nan=False, separators=(",", ":"))
     groups = (stage.parameters, stage.buffers, stage.constants)
-    tensors = {name: _contents(each) for group in groups for name, each in group.items()}
+    tensors = {
+        name: _contents(name, values_of(each)) for group in groups for name, each in group.items()
+    }
     directory.mkdir(parents=True, exist_ok=True)
     (directory / GRAPH_FILE).write_bytes(text.encode("utf-8"))
     save_file(tensors, directory / WEIGHTS_FILE)
@@ -146,17 +155,17 @@ def _tensor_to_data(each: StoredTensor) -> dict[str, Any]:
     return data | {"trainable": each.trainable} if each.is_parameter else data
 
 
-def _contents(each: StoredTensor) -> torch.Tensor:
+def _contents(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's values in memory of their own, which safetensors needs."""
-    tensor = each.tensor.detach()
+    tensor = tensor.detach()
     if tensor.is_meta:
         raise CaptureError(
-            f"{each.name} is on the meta device and has no values to write",
+            f"{name} is on the meta device and has no values to write",
             hint="load the model's weights before writing its stages",
         )
     if tensor.layout is not torch.strided:
         raise CaptureError(
-            f"{each.name} is a {tensor.layout} tensor, only dense ones can be written",
+            f"{name} is a {tensor.layout} tensor, only dense ones can be written",
             hint="call to_dense() on it before capturing",
         )
     own = tensor.cpu().contiguous().resolve_conj().resolve_neg()
