@@ -78,7 +78,7 @@ def compare(
         largest = _largest_difference(value, actual.get(name))
         share = max(share, largest / allowed if allowed else math.inf * largest if largest else 0.0)
         if largest > allowed:
-            differences.append(Difference(f"{kind} {name!r}", largest, allowed))
+            differences.append(Difference(f"{kind} {name!r}" if name else kind, largest, allowed))
     return Comparison(tuple(differences), len(expected), share)
 
 

@@ -123,15 +123,15 @@ class SelfTest:
                 f"{type(error).__name__}: {first_lines(str(error))}",
                 hint=_HINT,
             ) from error
-        comparisons = [*self._compare(stages[-1], observed)]
-        if found := [difference for each in comparisons for difference in each.differences]:
-            first = worst(found)
-            num_tensors = sum(each.num_tensors for each in comparisons)
+        comparisons = self._compare(stages[-1], observed)
+        wrong = [each.differences for each in comparisons if each.differences]
+        if wrong:
+            first = worst(wrong[0])  # what comes later is off because of it
             raise CaptureError(
-                f"the self-test failed, nothing was written: {what} differs from the model. "
-                f"Furthest off is {first.what}, by {first.largest:.3g}, where at most "
-                f"{first.allowed:.3g} was expected; so are {len(found)} of {num_tensors} tensors"
-                f"{self._note(observed)}",
+                f"the self-test failed, nothing was written: {what} differs from the model: "
+                f"{first.what} by {first.largest:.3g}, where at most {first.allowed:.3g} was "
+                f"expected, and so do {sum(map(len, wrong))} of "
+                f"{sum(each.num_tensors for each in comparisons)} tensors{self._note(observed)}",
                 hint=_HINT,
             )
         share = max(each.largest_share for each in comparisons)
@@ -174,8 +174,8 @@ class SelfTest:
         buffers = {n: b for n, b in expected.buffers.items() if n in observed.buffers}
         rows = (
             ("output", _named(names, expected.outputs), _named(names, observed.outputs)),
-            ("gradient of", expected.gradients, observed.gradients),
             ("buffer after a training pass", buffers, observed.buffers),
+            ("gradient of", expected.gradients, observed.gradients),
             (
                 "output in eval mode",
                 _named(evaluated, expected.evaluated),
