@@ -80,6 +80,8 @@ def clusterize(
         PlanningError: there is no plan for another reason.
     """
     settings = _settings(num_clusters, schedule, optimizer_states)
+    if not isinstance(self_test, bool):
+        raise ConfigError(f"self_test is {self_test!r}; expected True or False")
     args, kwargs = _inputs(model, example_args, example_kwargs)
     folder = Path(node_data)
     config_file = folder / _CONFIG_FILE if node_configs is None else Path(node_configs)
@@ -92,7 +94,7 @@ def clusterize(
     plan = _plan(captured, nodes, formation)
     graphs = _split_once_per_cutting(captured, formation)
     chains = [graphs[cluster.cutting.cuts] for cluster in formation.clusters]
-    test = prepare_test(model, args, kwargs, captured) if self_test else None
+    test = prepare_test(model, args, kwargs, captured, streamed) if self_test else None
     written = write_plan(folder, plan, StageWriter(chains, streamed, test))
     print(written)  # noqa: T201  the contract's own output
     return written

@@ -41,6 +41,7 @@ from ravnest.planning.reference import (
     without_fused_attention,
 )
 from ravnest.planning.shortage import format_bytes
+from ravnest.planning.streaming import StreamedWeights
 from ravnest.planning.untouched import untouched
 
 _log = logging.getLogger(__name__)
@@ -53,10 +54,22 @@ _HINT = (
 
 
 def prepare_test(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], captured: CapturedModel
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    captured: CapturedModel,
+    streamed: StreamedWeights | None = None,
 ) -> SelfTest | None:
-    """The test of a captured model, or None, with a line in the log, where it is not possible."""
-    if reason := skip_reason(captured):
+    """The test of a captured model, or None, with a line in the log, where it is not possible.
+
+    Args:
+        model: with args and kwargs as `SelfTest` takes them.
+        streamed: where the stages get other weights from than the model's.
+
+    Raises:
+        CaptureError: the model itself fails on the example.
+    """
+    if reason := "its weights are streamed" if streamed is not None else skip_reason(captured):
         _log.info("no self-test of %s: %s", captured.model_name, reason)
         return None
     return SelfTest(model, args, kwargs, captured)

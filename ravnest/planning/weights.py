@@ -95,6 +95,11 @@ class _CallableWeights:
                 f"weights({name!r}) returned a {type(tensor).__name__}; expected a torch.Tensor",
                 hint="raise KeyError for a name that does not exist",
             )
+        if tensor.is_meta:
+            raise ConfigError(
+                f"weights({name!r}) returned a tensor on the meta device, which has no values",
+                hint="return a tensor on the CPU",
+            )
         return tensor
 
     def __str__(self) -> str:

@@ -14,9 +14,9 @@ from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.plan.model import NodeSpec
 from ravnest.planning.memory import MemoryModel
 from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, PlanningSettings
-from ravnest.stage.schedule import Schedule
 from ravnest.planning.stages import StageTimes, cut_into_stages
 from ravnest.planning.table import cost_table
+from ravnest.stage.schedule import Schedule
 
 # Powers of two as rates and whole numbers as costs keep every sum exact, ties included.
 _POWERS = st.integers(0, 4).map(lambda exponent: 2.0**exponent)

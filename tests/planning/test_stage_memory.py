@@ -10,8 +10,8 @@ import pytest
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.planning.memory import MemoryModel
 from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, PlanningSettings
-from ravnest.stage.schedule import Schedule
 from ravnest.planning.table import cost_table
+from ravnest.stage.schedule import Schedule
 
 COSTS = GraphCosts(
     forward_flops=(1.0, 1.0, 1.0, 1.0),
