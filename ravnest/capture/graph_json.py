@@ -8,9 +8,10 @@ or `{"complex": [real, imaginary]}`.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -133,8 +134,10 @@ def _specs_from_data(field: Field) -> tuple[ValueSpec, ...]:
     return tuple(specs)
 
 
-def program_from_data(field: Field, state: Mapping[str, Any], device: torch.device) -> StageProgram:
-    """Builds the program of one mode.
+def checked_program(
+    field: Field, state: Mapping[str, Any], device: torch.device
+) -> Callable[[], StageProgram]:
+    """Checks the program of one mode; what is returned compiles it, once all else is checked too.
 
     Args:
         field: data of `graph_to_data`, from a file nobody vouches for.
@@ -154,7 +157,8 @@ def program_from_data(field: Field, state: Mapping[str, Any], device: torch.devi
     if len(results) != len(outputs):
         field["results"].fail(f"has {len(results)} values for {len(outputs)} outputs")
     structure = field["structure"]
-    return builder.finish(
+    return functools.partial(
+        builder.finish,
         tuple(results),
         outputs,
         None if structure.value is None else structure_from_data(structure, len(outputs)),

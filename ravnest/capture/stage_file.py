@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ravnest.capture.dtypes import dtype_name, dtype_of
-from ravnest.capture.graph_json import graph_to_data, program_from_data
+from ravnest.capture.graph_json import checked_program, graph_to_data
 from ravnest.capture.program import StageProgram
 from ravnest.capture.signature import InputSignature
 from ravnest.capture.signature_json import signature_from_data, signature_to_data
@@ -110,6 +110,8 @@ def write_stage(
 def load_stage(directory: Path, device: torch.device | str = "cpu") -> LoadedStage:
     """Reads a stage back without trusting it: nothing in the files can run code.
 
+    Both files are checked whole before a program is compiled.
+
     Args:
         directory: holds the two files of `write_stage`.
         device: where weights go and factories make their tensors.
@@ -119,8 +121,10 @@ def load_stage(directory: Path, device: torch.device | str = "cpu") -> LoadedSta
     """
     device = torch.device(device)
     field = read(directory / GRAPH_FILE)
-    if isinstance(field.value, dict) and field.value.get("schema") not in (None, SCHEMA_VERSION):
-        field["schema"].fail(f"expected {SCHEMA_VERSION}, got {field.value['schema']!r}")
+    if isinstance(field.value, dict) and "schema" in field.value:
+        schema = field.value["schema"]
+        if type(schema) is not int or schema != SCHEMA_VERSION:
+            field["schema"].fail(f"expected {SCHEMA_VERSION}, got {str(schema)[:80]!r}")
     field.members(
         (
             *("schema", "stage", "num_stages", "parameters", "buffers", "constants"),
@@ -129,20 +133,22 @@ def load_stage(directory: Path, device: torch.device | str = "cpu") -> LoadedSta
     )
     declared = {each.name: each for each in _declared(field)}
     num_stages = field["num_stages"].integer(low=1, high=_MAX_STAGES)
+    index = field["stage"].integer(high=num_stages - 1)
     signature = field["signature"]
-    train = program_from_data(field["train"], declared, device)
-    evaluation = program_from_data(field["eval"], declared, device)
+    checked_signature = None if signature.value is None else signature_from_data(signature)
+    train = checked_program(field["train"], declared, device)
+    evaluation = checked_program(field["eval"], declared, device)
     tensors = _read_weights(directory / WEIGHTS_FILE, declared, device)
     return LoadedStage(
-        index=field["stage"].integer(high=num_stages - 1),
+        index=index,
         num_stages=num_stages,
         parameters=_group(tensors, declared, "parameters"),
         trainable=frozenset(each.name for each in declared.values() if each.trainable),
         buffers=_group(tensors, declared, "buffers"),
         constants=_group(tensors, declared, "constants"),
-        train=train,
-        eval=evaluation,
-        signature=None if signature.value is None else signature_from_data(signature),
+        train=train(),
+        eval=evaluation(),
+        signature=checked_signature,
     )
 
 
