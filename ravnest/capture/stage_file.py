@@ -124,7 +124,7 @@ def load_stage(directory: Path, device: torch.device | str = "cpu") -> LoadedSta
     if isinstance(field.value, dict) and "schema" in field.value:
         schema = field.value["schema"]
         if type(schema) is not int or schema != SCHEMA_VERSION:
-            field["schema"].fail(f"expected {SCHEMA_VERSION}, got {str(schema)[:80]!r}")
+            field["schema"].fail(f"expected {SCHEMA_VERSION}, got {str(schema)[:80]}")
     field.members(
         (
             *("schema", "stage", "num_stages", "parameters", "buffers", "constants"),

@@ -2,8 +2,8 @@
 
 Nothing is run means: while a file is loaded, Python's audit hooks see no file opened but the
 stage's own two, no import, no process, no socket and no code executed (a good file's program is
-compiled, which they do see); torch's dispatcher sees no operator but those that reading weights takes; and
-the canary, an operator of a library of its own, is never called.
+compiled, which they do see); torch's dispatcher sees no operator but those that reading weights
+takes; and the canary, an operator of a library of its own, is never called.
 """
 
 from __future__ import annotations
@@ -182,9 +182,10 @@ DANGEROUS = [
     *("importlib::import_module", "ctypes::CDLL", "sys::exit", "../aten::add.Tensor", "ATEN::ADD"),
     *("aten::add.Tensor\n", " aten::add.Tensor", "aten::add.Tensor\x00", "aten::\u0430dd.Tensor"),
 ]
+TOO_LONG = "x" * 2000
 TEXT = [
     *("__class__", "__import__('os').system('true')", "../../etc/passwd", "/etc/passwd", "\x00"),
-    *("node", "x" * 2000, "{0.__class__}", "%s" * 50, "train.nodes[0]", "'); import os; ('", "😀"),
+    *("node", TOO_LONG, "{0.__class__}", "%s" * 50, "train.nodes[0]", "'); import os; ('", "😀"),
 ]
 NUMBERS = [2**63, -(2**63) - 1, 10**40, -1, 2**31, 2**62, 10**308]
 WRONG_KINDS = [
@@ -232,7 +233,7 @@ def hostile_nodes(draw: st.DrawFn, good: Good) -> Graph:
         if draw(st.booleans()):
             node["args"] = ["/etc/passwd", True, 64]
     elif what == "argument":
-        bad = [*NUMBERS[:3], TEXT[5], *(w for w in WRONG_KINDS if type(w) is dict and w)]
+        bad = [*NUMBERS[:3], TOO_LONG, *(w for w in WRONG_KINDS if type(w) is dict and w)]
         bad += [nested(draw(st.integers(17, 400)), draw(st.sampled_from(["list", "slice"])))]
         later = [n["name"] for n in nodes[at:]]  # itself, or one that comes after it
         bad += [{"node": draw(st.sampled_from(later))}, {"input": node["name"]}, {"state": "no"}]
@@ -245,7 +246,7 @@ def hostile_nodes(draw: st.DrawFn, good: Good) -> Graph:
         )
     elif what == "name":
         others = [n["name"] for n in nodes if n is not node]
-        node["name"] = draw(st.sampled_from([*others[:5], TEXT[5], None, 1, ["a"], {}]))
+        node["name"] = draw(st.sampled_from([*others[:5], TOO_LONG, None, 1, ["a"], {}]))
     elif what == "field":
         node[draw(st.sampled_from(["code", "target", "module", "__class__", "meta", ""]))] = 1
     else:
@@ -341,7 +342,7 @@ def hostile_signatures(draw: st.DrawFn, good: Good) -> Graph:
         argument = draw(st.sampled_from(signature["arguments"]))
         key = draw(st.sampled_from(["name", "kind", "value"]))
         argument[key] = draw(
-            st.sampled_from([10**9, -1, ["x"], {"set": []}, {"a": {}}, 1.5, TEXT[5]])
+            st.sampled_from([10**9, -1, ["x"], {"set": []}, {"a": {}}, 1.5, TOO_LONG])
         )
     return graph
 
