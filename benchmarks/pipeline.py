@@ -1,7 +1,8 @@
 """Time per step over three stages, beside one process and torch.distributed.pipelining.
 
-`python -m benchmarks.pipeline [--json] [--quick]`. Every worker has one thread. Each repeat runs all
-kinds in turn, so that a drifting machine drifts for all; medians and ratios are over the repeats.
+`python -m benchmarks.pipeline [--json] [--quick]`. Every worker has one thread. Each repeat runs
+all kinds in turn, so that a drifting machine drifts for all; medians and ratios are over the
+repeats.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> int:
     figures: dict[str, Any] = {}
     for name in ("digits", "gpt"):
         short = arguments.quick and name == "gpt"
-        figures[name] = compare(name, repeats, rounds=2 if short else 4, steps=1 if short else 4)
+        figures[name] = compare(name, repeats, rounds=2 if short else 3, steps=1 if short else 3)
         if not arguments.json:
             show(name, figures[name])
     figures["digits_epoch_s"] = [digits_epoch() for _ in range(repeats)]

@@ -30,7 +30,7 @@ class Claim:
 
 
 def parse_arguments(description: str) -> argparse.Namespace:
-    """`--json` prints one object; `--quick` is a short form that shows that everything still runs."""
+    """`--json` prints one object; `--quick` is a short form: does everything still run?"""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="a short run, too short to quote")

@@ -1,4 +1,4 @@
-"""Shared by all tests: nothing may be left behind, and real provider processes are easy to start."""
+"""Shared by all tests: nothing may be left behind, and real processes are easy to start."""
 
 from __future__ import annotations
 

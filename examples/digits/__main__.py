@@ -1,7 +1,7 @@
 """The demo: one process, three nodes in one cluster, six nodes in two; side by side.
 
-`python -m examples.digits` runs it in a folder of its own and prints a table. Every step is what a user
-would do by hand: write node_configs.json, clusterize, start the providers, fuse, load.
+`python -m examples.digits` runs it in a folder of its own and prints a table. Every step is what a
+user would do by hand: write node_configs.json, clusterize, start the providers, fuse, load.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def main() -> int:
     exited = all(code == 0 for result in results for code in result.exit_codes)
     gap = max(results[0].accuracy - result.accuracy for result in results)
     print(
-        f"\nfused models are at most {gap:.2%} behind one process (allowed {MAX_ACCURACY_GAP:.0%}); "
-        f"every provider exited with 0: {exited}"
+        f"\nfused models are at most {gap:.2%} behind one process (goal: {MAX_ACCURACY_GAP:.0%});"
+        f"\nevery provider exited with 0: {exited}"
     )
     return 0 if exited and gap <= MAX_ACCURACY_GAP else 1
 

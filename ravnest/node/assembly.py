@@ -19,7 +19,7 @@ from ravnest.node.pipeline import LossOfMicrobatch, StageParts, StagePipeline
 from ravnest.node.rounds import RoundKeeper
 from ravnest.node.saving import SubmodelSaver
 from ravnest.node.service import StageService
-from ravnest.node.settings import RunSettings
+from ravnest.node.settings import Compression, RunSettings
 from ravnest.node.targets import (
     Criterion,
     TargetFinder,
@@ -33,7 +33,7 @@ from ravnest.stage.randomness import KeyedRandomness
 from ravnest.stage.schedule import StagePosition
 from ravnest.stage.updating import UpdateSettings
 from ravnest.transport.interface import Transport
-from ravnest.wire.frame import Codec, Frame
+from ravnest.wire.frame import Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class NodeInputs:
     state: StageState
     settings: RunSettings
     update: UpdateSettings
-    codec: Codec
+    compression: Compression
     seed: int
     device: torch.device
     criterion: Criterion | None
@@ -93,7 +93,7 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         randomness=randomness,
         settings=inputs.update,
     )
-    links = ClusterLinks(plan, transport, inputs.codec)
+    links = ClusterLinks(plan, transport, inputs.compression)
     averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)
     rounds = RoundKeeper(averager, engine, inputs.settings, events)
     journal = RunJournal(

@@ -42,8 +42,8 @@ class BatchCursor(Protocol):
 def shipped_targets(batch: Any, inputs: Sequence[Any]) -> Any:
     """What of a batch travels to the leaf as targets.
 
-    Tensors that are model inputs are left out (None stands in their place, as when `labels` is a tensor),
-    unless nothing would remain: a language model's inputs are its targets too.
+    Tensors that are model inputs are left out (None stands in their place, as when `labels` is a
+    tensor), unless nothing would remain: a language model's inputs are its targets too.
     """
     leaves, structure = flatten(batch)
     is_input = [any(leaf is value for value in inputs) for leaf in leaves]
@@ -55,9 +55,16 @@ def shipped_targets(batch: Any, inputs: Sequence[Any]) -> Any:
 
 
 def targets_frame(microbatch: MicrobatchId, targets: Any) -> Frame:
-    """A TARGETS frame; leaves that are neither tensors nor plain values are left out."""
+    """A TARGETS frame; leaves that are neither tensors nor plain values are left out.
+
+    Tensors are copied: the frame is sent while the script may already fill its buffers anew.
+    """
     leaves, structure = flatten(targets)
-    tensors = {str(i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+    tensors = {
+        str(i): leaf.detach().clone()
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor)
+    }
     scalars = {
         str(i): leaf if isinstance(leaf, (bool, int, float, str)) else None
         for i, leaf in enumerate(leaves)

@@ -1,4 +1,4 @@
-"""Evaluation over a cluster: the root sends batches, the leaf answers each with a metric or outputs."""
+"""Evaluation over a cluster: the root sends batches, the leaf answers with metrics or outputs."""
 
 from __future__ import annotations
 

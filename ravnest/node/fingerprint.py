@@ -45,8 +45,8 @@ def check_fingerprint(
             raise DataOrderError(
                 f"batch {index} of epoch {epoch} differs between root and leaf: no tensor of the "
                 f"leaf's `labels` batch has the values of the root's {dtype} {tuple(shape)}",
-                hint="give both loaders the same order (shuffle=False, or a torch.Generator with the "
-                "same seed), or leave `labels` out: the root then ships the targets",
+                hint="give both loaders the same order (shuffle=False, or a torch.Generator with "
+                "the same seed), or leave `labels` out: the root then ships the targets",
             )
 
 

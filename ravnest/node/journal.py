@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class NumberFile:
-    """A text file with one number a line. A run's first number replaces what an earlier run wrote."""
+    """One number a line. A run's first number replaces what an earlier run wrote."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,7 +64,7 @@ class RunJournal:
         self._progress.batch_done(num_samples, loss=loss)
 
     def step_made(self, step: int, loss: float) -> None:
-        """After an optimizer step; `loss` is the sum over its microbatches, as their gradients are."""
+        """After an optimizer step; `loss` is the sum over its microbatches, like the gradient."""
         self._events.emit(EventName.STEP, step=step, loss=loss)
         if self._losses is not None:
             self._losses.append(loss)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ravnest.errors import ProtocolError
+from ravnest.node.settings import Compression
 from ravnest.plan.model import NodePlan
 from ravnest.transport.interface import Message, Transport
 from ravnest.wire.codec import decode, encode
@@ -21,19 +22,19 @@ class ClusterLinks:
     Targets go straight from root to leaf, results of evaluation straight back.
 
     Args:
-        codec: of activations and gradients; everything else travels unchanged.
+        compression: of activations and gradients; everything else travels unchanged.
     """
 
-    def __init__(self, plan: NodePlan, transport: Transport, codec: Codec) -> None:
+    def __init__(self, plan: NodePlan, transport: Transport, compression: Compression) -> None:
         self._plan = plan
         self._transport = transport
-        self._codec = codec
+        self._compression = compression
         self.root, self.leaf = plan.cluster_nodes[0], plan.cluster_nodes[-1]
 
     def send_forward(self, frame: Frame) -> None:
         """To the next stage; nothing happens on the leaf."""
         if self._plan.forward_target is not None:
-            self._send(self._plan.forward_target, FORWARD, frame, self._codec)
+            self._send(self._plan.forward_target, FORWARD, frame, self._compression.activation)
 
     def receive_forward(self) -> Frame:
         """The next activation or control frame of the stage before."""
@@ -42,7 +43,7 @@ class ClusterLinks:
     def send_backward(self, frame: Frame) -> None:
         """Gradients to the stage before; nothing happens on the root."""
         if self._plan.backward_target is not None:
-            self._send(self._plan.backward_target, BACKWARD, frame, self._codec)
+            self._send(self._plan.backward_target, BACKWARD, frame, self._compression.gradient)
 
     def receive_gradient(self, microbatch: object) -> Frame:
         """The gradient frame of a microbatch from the next stage."""

@@ -20,7 +20,7 @@ from ravnest.node.loading import initial_state, load_node, parse_node_name
 from ravnest.node.logs import show_logs
 from ravnest.node.options import NodeOptions
 from ravnest.node.root import RootDriver
-from ravnest.node.settings import RunSettings, parse_compression
+from ravnest.node.settings import RunSettings, parse_compression, require_callable
 from ravnest.node.targets import Criterion, Metric
 from ravnest.plan.model import NodePlan
 from ravnest.stage.schedule import Schedule
@@ -43,9 +43,9 @@ class Node:
         lr_scheduler: likewise `f(optimizer, **lr_scheduler_params)`.
         lr_scheduler_params: keyword arguments for it.
         lr_step_on_epoch_change: step the scheduler once per epoch, else once per optimizer step.
-        criterion: `f(predictions, targets) -> scalar tensor`, run on the leaf. `predictions` is what
-            the original model returns, `targets` the whole batch that `labels` yields. May be left
-            out when the model returns its loss.
+        criterion: `f(predictions, targets) -> scalar tensor`, run on the leaf. `predictions` is
+            what the original model returns, `targets` the whole batch that `labels` yields. May be
+            left out when the model returns its loss.
         update_frequency: backward passes per optimizer step; their gradients add up.
         reduce_factor: optimizer steps between averagings over the clusters; None for one per epoch.
         labels: on the leaf, a loader in the root's order or a tensor of all targets. Left out, the
@@ -53,10 +53,10 @@ class Node:
             batch the criterion gets.
         test_labels: the same for evaluation.
         device: where the stage computes.
-        loss_filename: the leaf writes one line per optimizer step to it; the leaves of clusters above
-            0 add `_cluster_<c>` to the name.
-        compression: of activations and gradients on the wire: False, True (half precision, scaled) or
-            "bf16".
+        loss_filename: the leaf writes one line per optimizer step to it; the leaves of clusters
+            above 0 add `_cluster_<c>` to the name.
+        compression: of activations and gradients on the wire: False, True (half precision,
+            scaled), "bf16" or "int8" (blockwise; gradients then in bf16).
         average_optim: average optimizer state too.
         **options: see `NodeOptions`.
 
@@ -88,6 +88,7 @@ class Node:
     ) -> None:
         self.name = name
         node_id = parse_node_name(name)
+        require_callable(optimizer=optimizer, lr_scheduler=lr_scheduler, criterion=criterion)
         chosen = NodeOptions.parse(options)
         settings = RunSettings(
             Schedule.parse(chosen.schedule), update_frequency, reduce_factor, average_optim
@@ -99,7 +100,7 @@ class Node:
             dict(lr_scheduler_params or {}),
             lr_step_on_epoch_change,
         )
-        codec = parse_compression(compression)
+        codecs = parse_compression(compression)
         self._plan, stage = load_node(chosen.node_data, node_id)
         show_logs(f"[c{self._plan.cluster_id}/s{self._plan.stage} {name}]")
         self._transport = chosen.transport or _grpc_transport(self._plan, chosen)
@@ -118,7 +119,7 @@ class Node:
                 state=initial_state(stage, model),
                 settings=settings,
                 update=update,
-                codec=codec,
+                compression=codecs,
                 seed=torch.initial_seed() if chosen.seed is None else chosen.seed,
                 device=torch.device(device),
                 criterion=criterion,
@@ -183,8 +184,8 @@ class Node:
     def forward_compute(self, tensors: Any = None, **kwargs: Any) -> None:
         """Trains on one batch, as `model(tensors)` or `model(**kwargs)` would take it; on the root.
 
-        Returns as soon as the batch is on its way; backward passes and optimizer steps happen in the
-        order of the schedule, at the latest in `wait_for_backwards`.
+        Returns as soon as the batch is on its way; backward passes and optimizer steps happen in
+        the order of the schedule, at the latest in `wait_for_backwards`.
 
         Args:
             tensors: a tensor, or a tuple or list of positional inputs.
@@ -204,8 +205,8 @@ class Node:
 
         Args:
             tensors, **kwargs: as in `forward_compute`.
-            output_type: None or "output" to get the model's output back; "accuracy" or "val_accuracy"
-                to have the leaf compute the metric.
+            output_type: None or "output" to get the model's output back; "accuracy" or
+                "val_accuracy" to have the leaf compute the metric.
 
         Returns:
             The model's output, or None when a metric was asked for.
@@ -222,7 +223,7 @@ class Node:
             self._root.end_epoch()
 
     def trigger_save_submodel(self) -> None:
-        """Saves the trained sub-models for `model_fusion`: on the root, of every node of its cluster."""
+        """Saves the trained sub-model for `model_fusion`; on the root, its whole cluster's."""
         with self._guarded():
             if self._plan.is_root:
                 self._root.save()
@@ -257,7 +258,7 @@ class Node:
         self._parts.journal.expect(epochs=epochs, batches_per_epoch=batches_per_epoch)
 
     def set_metric(self, metric: Metric) -> None:
-        """Replaces accuracy; `metric(predictions, targets)` returns a mean over the batch's samples."""
+        """Replaces accuracy; `metric(predictions, targets)` returns a mean over the samples."""
         self._root.set_metric(metric)
 
     def set_lr_scheduler(self, factory: SchedulerFactory, params: Mapping[str, Any]) -> None:
@@ -340,7 +341,7 @@ def _close(transport: Transport, events: EventLog) -> None:
 
 
 def _end(transport: Transport, events: EventLog) -> None:
-    """Runs when the node is garbage or the interpreter exits, for scripts that never call `close`."""
+    """Runs when the node is garbage or the interpreter exits: not every script calls `close`."""
     error = getattr(sys, "last_value", None)
     if isinstance(error, BaseException) and not hasattr(sys, "ps1"):
         # The script died outside of our calls: the other nodes are told why.

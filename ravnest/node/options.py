@@ -18,8 +18,8 @@ class NodeOptions:
         node_data: folder that clusterize wrote.
         trained: folder that trained sub-models are saved to.
         events: folder of the event log, `node_<id>.jsonl` in it.
-        val_filename: the root writes one line per validation to it; the roots of clusters above 0 add
-            `_cluster_<c>` to the name.
+        val_filename: the root writes one line per validation to it; the roots of clusters above 0
+            add `_cluster_<c>` to the name.
         schedule: "1f1b" (synchronous) or "async".
         seed: of the run's randomness; the root's counts. Default: torch's own initial seed.
         timeout_s: how long any wait for a peer may last before it is an error.

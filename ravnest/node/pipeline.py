@@ -7,7 +7,7 @@ All of it runs in the thread that calls `Trainer.train`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,7 +97,7 @@ class StagePipeline:
         results = self._engine.forward(microbatch, inputs, loss_function)
         self._num_samples[microbatch] = int(frame.details["num_samples"])
         if loss_function is None:
-            self._links.send_forward(stage_frame(frame, results))
+            self._links.send_forward(stage_frame(frame, self._own_copies(frame, results)))
         else:
             self._losses[microbatch] = float(results["loss"])
         self.num_forwards += 1
@@ -115,6 +115,18 @@ class StagePipeline:
         self._journal.epoch_ended(self.epoch, self._progress.forwards)
         self._progress = Progress()
         self.epoch += 1
+
+    def _own_copies(self, frame: Frame, results: Mapping[str, Value]) -> Mapping[str, Value]:
+        """On the root, copies of inputs that pass through: the script may fill them anew."""
+        if self._position.stage > 0:
+            return results
+        given = {tensor.data_ptr() for tensor in frame.tensors.values()}
+        return {
+            name: value.clone()
+            if isinstance(value, torch.Tensor) and value.data_ptr() in given
+            else value
+            for name, value in results.items()
+        }
 
     def _backward(self, microbatch: MicrobatchId) -> None:
         if self._loss_of is not None:
@@ -146,7 +158,7 @@ class StagePipeline:
         self._rounds.after_step()
 
 
-def stage_frame(received: Frame, results: dict[str, Value] | Any) -> Frame:
+def stage_frame(received: Frame, results: Mapping[str, Value]) -> Frame:
     """The frame for the next stage: the same microbatch, with this stage's outputs."""
     tensors = {name: value for name, value in results.items() if isinstance(value, torch.Tensor)}
     scalars = {name: value for name, value in results.items() if name not in tensors}

@@ -9,11 +9,21 @@ from ravnest.errors import ConfigError
 from ravnest.stage.schedule import Schedule
 from ravnest.wire.frame import Codec
 
-COMPRESSION_CODECS: dict[bool | str, Codec] = {
-    False: Codec.RAW,
-    True: Codec.FLOAT16,
-    "fp16": Codec.FLOAT16,
-    "bf16": Codec.BFLOAT16,
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """Codecs by role. A gradient never travels with less precision than an activation."""
+
+    activation: Codec
+    gradient: Codec
+
+
+COMPRESSIONS: dict[bool | str, Compression] = {
+    False: Compression(Codec.RAW, Codec.RAW),
+    True: Compression(Codec.FLOAT16, Codec.FLOAT16),
+    "fp16": Compression(Codec.FLOAT16, Codec.FLOAT16),
+    "bf16": Compression(Codec.BFLOAT16, Codec.BFLOAT16),
+    "int8": Compression(Codec.INT8, Codec.BFLOAT16),
 }
 
 
@@ -52,12 +62,22 @@ class RunSettings:
                 )
 
 
-def parse_compression(compression: bool | str) -> Codec:
-    """The codec of activations and gradients that `Node(compression=...)` names."""
-    if isinstance(compression, (bool, str)) and compression in COMPRESSION_CODECS:
-        return COMPRESSION_CODECS[compression]
-    choices = ", ".join(repr(choice) for choice in COMPRESSION_CODECS)
+def parse_compression(compression: bool | str) -> Compression:
+    """The codecs that `Node(compression=...)` names."""
+    if isinstance(compression, (bool, str)) and compression in COMPRESSIONS:
+        return COMPRESSIONS[compression]
+    choices = ", ".join(repr(choice) for choice in COMPRESSIONS)
     raise ConfigError(f"compression={compression!r} is unknown; expected one of {choices}")
+
+
+def require_callable(**values: object) -> None:
+    """Raises ConfigError for the first value that is neither None nor callable."""
+    for name, value in values.items():
+        if value is not None and not callable(value):
+            raise ConfigError(
+                f"{name}={value!r} cannot be called; expected a class or a function",
+                hint=f"pass the function itself, {name}=f, not its name and not a call of it",
+            )
 
 
 def _require_positive(name: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""The leaf's side of a microbatch: finds its targets and turns predictions into a loss or a metric."""
+"""The leaf's side of a microbatch: finds its targets, computes a loss or a metric."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def predictions_of(outputs: Mapping[str, Value], structure: Structure | None) ->
 
 
 class TargetFinder:
-    """Targets of a microbatch: the leaf's own labels when there are any, else what the root shipped.
+    """Targets of a microbatch: the leaf's own labels if there are any, else what the root shipped.
 
     Args:
         source: the leaf's `labels` or `test_labels`, None when left out.

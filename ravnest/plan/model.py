@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ravnest.plan.identity import Role
+from ravnest.plan.text import describe
 
 SCHEMA_VERSION = 1
 
@@ -138,8 +139,6 @@ class Plan:
         return role_at(stage.index, len(self.clusters[stage.cluster_id]))
 
     def __str__(self) -> str:
-        from ravnest.plan.text import describe  # here, for text imports this module
-
         return describe(self)
 
 
@@ -172,8 +171,8 @@ class NodePlan:
         stage: position in the cluster, 0 is the root.
         forward_target: next node of the cluster, None on the leaf.
         backward_target: node before it, None on the root.
-        peers: every node it exchanges messages with: neighbours in the cluster and in its rings, and
-            root and leaf of a cluster each other (targets and results take the direct way).
+        peers: every node it exchanges messages with: neighbours in the cluster and in its rings,
+            and root and leaf of a cluster each other (targets and results take the direct way).
         files: graph and weights of its stage.
         plan_sha256: hash of the plan; peers of another plan are refused.
         sha256: hash over everything else in this file.

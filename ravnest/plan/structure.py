@@ -1,8 +1,8 @@
 """Nested containers of values as plain data, so that any input or output travels without code.
 
 A structure is JSON: an integer is the index of a leaf; `{"list": [..]}`, `{"tuple": [..]}` and
-`{"dict": [[key, ..], ..]}` are containers; `{"record": [[name, ..], ..]}` is an object with named fields.
-Knows nothing of tensors: a leaf is whatever is no container.
+`{"dict": [[key, ..], ..]}` are containers; `{"record": [[name, ..], ..]}` is an object with named
+fields. Knows nothing of tensors: a leaf is whatever is no container.
 """
 
 from __future__ import annotations

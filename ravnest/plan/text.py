@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ravnest.plan.model import Plan, StagePlan
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ravnest.plan.model import Plan, StagePlan
 
 _GAP = "\n\n\n"  # two blank lines
 

@@ -3,9 +3,9 @@
 An order is fixed by the schedule, never by arrival, so a second run repeats the first bit for bit.
 Knows no tensors and no network; the executor feeds `Progress` back after every action.
 
-Sources: 1F1B is PipeDream-flush (Narayanan et al. 2019 and 2021, "Memory-Efficient Pipeline-Parallel
-DNN Training"); `async` is PipeDream's steady state without a flush, with the weights of the
-forward pass stashed for the backward pass.
+Sources: 1F1B is PipeDream-flush (Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN
+Training"); `async` is PipeDream's steady state (Narayanan et al. 2019) without a flush, with the
+weights of the forward pass stashed for the backward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Schedule(StrEnum):
     ONE_F_ONE_B: synchronous; every optimizer step is flushed, so weights and gradients are those of
         one process on the same microbatches.
     ASYNC: no flush within an epoch; a stage steps whenever `update_frequency` gradients have come.
-        Stage i of S computes with weights up to S-1-i steps older than the ones its gradient updates.
+        Stage i of S computes with weights up to S-1-i steps older than the ones its gradient
+        updates.
     """
 
     ONE_F_ONE_B = "1f1b"

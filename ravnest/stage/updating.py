@@ -46,7 +46,7 @@ class Updater:
             raise ConfigError(
                 f"optimizer={settings.optimizer!r} returned {type(self.optimizer).__name__}, "
                 "expected something with step() and zero_grad()",
-                hint="pass the class, torch.optim.Adam, or a function f(params, **optimizer_params)",
+                hint="pass the class, torch.optim.Adam, or f(params, **optimizer_params)",
             )
         if settings.lr_scheduler is not None:
             self.set_scheduler(settings.lr_scheduler, settings.lr_scheduler_params)

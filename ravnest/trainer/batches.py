@@ -29,15 +29,15 @@ def split_batch(
         if named:
             return (), named
         raise TrainingError(
-            f"no entry of the batch is an input of the model: it has {sorted(map(str, batch))}, the "
-            f"model takes {', '.join(argument_names)}",
+            f"no entry of the batch is an input of the model: it has {sorted(map(str, batch))}, "
+            f"the model takes {', '.join(argument_names)}",
             hint="override Trainer.inputs_of(batch)",
         )
     if isinstance(batch, (tuple, list)) and batch:
         num_inputs = min(len(argument_names), max(1, len(batch) - 1))
         return tuple(batch[:num_inputs]), {}
     raise TrainingError(
-        f"a batch of type {type(batch).__name__} has no known form; expected a tensor, a tuple, a list "
-        "or a mapping",
+        f"a batch of type {type(batch).__name__} has no known form; "
+        "expected a tensor, a tuple, a list or a mapping",
         hint="override Trainer.inputs_of(batch)",
     )

@@ -19,8 +19,8 @@ def owner_of_batch(index: int, num_clusters: int) -> int:
 class ShardedLoader:
     """Yields one cluster's share of a loader's batches, and remembers which batch it yielded last.
 
-    Batches keep their number in the whole loader. Everything else (`dataset`, `batch_size` ...) is the
-    loader's own.
+    Batches keep their number in the whole loader. Everything else (`dataset`, `batch_size` ...) is
+    the loader's own.
 
     Args:
         loader: a DataLoader or any iterable of batches that starts afresh with each `iter`.

@@ -11,6 +11,7 @@ import torch
 
 from ravnest.errors import ConfigError
 from ravnest.node.node import Node
+from ravnest.node.settings import require_callable
 from ravnest.node.targets import Metric
 from ravnest.stage.updating import SchedulerFactory
 from ravnest.trainer.batches import split_batch
@@ -24,15 +25,15 @@ class Trainer:
     node calls the same methods in the same order.
 
     A subclass may override `train()`: call `self.prelim_checks()`, then per batch
-    `self.node.forward_compute(...)` and per epoch `self.node.wait_for_backwards()`. The body runs on the root
-    alone. It may also override `inputs_of`.
+    `self.node.forward_compute(...)` and per epoch `self.node.wait_for_backwards()`. The body runs
+    on the root alone. It may also override `inputs_of`.
 
     Args:
         node: this process's node.
         lr_scheduler: as in `Node`; for either of the two.
         lr_scheduler_params: keyword arguments for it.
-        train_loader: batches in the same order on every node. Iterate over `self.train_loader`: it is this
-            cluster's share.
+        train_loader: batches in the same order on every node. Iterate over `self.train_loader`: it
+            is this cluster's share.
         val_loader: batches for `evaluate` and validation.
         val_freq: epochs between validations.
         save: save every node's sub-model when training ends, for `model_fusion`.
@@ -40,7 +41,8 @@ class Trainer:
         batch_size: kept for scripts that read it.
         step_size: kept for scripts that pass it; has no effect.
         inputs_dtype: floating inputs are cast to it.
-        metric: `f(predictions, targets) -> float`, a mean over the batch's samples; accuracy by default.
+        metric: `f(predictions, targets) -> float`, a mean over the batch's samples; accuracy by
+            default.
         shard: False gives every cluster all batches.
     """
 
@@ -64,9 +66,10 @@ class Trainer:
         for name, value in (("epochs", epochs), ("val_freq", val_freq)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}={value!r} is not possible; expected an integer above 0")
+        require_callable(lr_scheduler=lr_scheduler, metric=metric)
         if step_size != 1:
             warnings.warn(
-                f"step_size={step_size} has no effect: pass lr_scheduler for a learning-rate schedule",
+                f"step_size={step_size} has no effect: pass lr_scheduler to change the rate",
                 stacklevel=2,
             )
         self.node = node

@@ -37,6 +37,7 @@ class Codec(IntEnum):
     RAW = 1
     FLOAT16 = 2
     BFLOAT16 = 3
+    INT8 = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 
 from ravnest.errors import ProtocolError
 from ravnest.wire import limits
-from ravnest.wire.casts import WIRE_DTYPE, codec_for, is_valid_exponent, restore, shrink
+from ravnest.wire.casts import codec_for, is_valid_exponent, restore, shrink, wire_bytes
 from ravnest.wire.dtypes import dtype_of, number_of
 from ravnest.wire.frame import Codec
 from ravnest.wire.pb import frame_pb2
@@ -109,7 +109,7 @@ def _check_entry(entry: frame_pb2.Tensor, payload_bytes: int) -> None:
     if not is_valid_exponent(dtype, codec, entry.scale_exponent):
         raise ProtocolError(f"tensor {name!r} has scale exponent {entry.scale_exponent}")
     limits.check(f"rank of tensor {name!r}", len(entry.shape), limits.MAX_RANK)
-    _check_size(entry, WIRE_DTYPE.get(codec, dtype).itemsize, dtype.itemsize)
+    _check_size(entry, dtype, codec)
     if entry.offset % ALIGNMENT or entry.offset + entry.num_bytes > payload_bytes:
         raise ProtocolError(
             f"tensor {name!r} lies at {entry.offset} with {entry.num_bytes} bytes; expected a "
@@ -117,11 +117,11 @@ def _check_entry(entry: frame_pb2.Tensor, payload_bytes: int) -> None:
         )
 
 
-def _check_size(entry: frame_pb2.Tensor, wire_itemsize: int, itemsize: int) -> None:
+def _check_size(entry: frame_pb2.Tensor, dtype: torch.dtype, codec: Codec) -> None:
     # Strides are computed with empty dimensions counted as one, and have to fit 64 bits.
-    if math.prod(max(1, size) for size in entry.shape) * itemsize >= 1 << 63:
+    if math.prod(max(1, size) for size in entry.shape) * dtype.itemsize >= 1 << 63:
         raise ProtocolError(f"tensor {entry.name!r} has impossible shape {list(entry.shape)}")
-    if (expected := math.prod(entry.shape) * wire_itemsize) != entry.num_bytes:
+    if (expected := wire_bytes(dtype, codec, math.prod(entry.shape))) != entry.num_bytes:
         raise ProtocolError(
             f"tensor {entry.name!r} of shape {list(entry.shape)} has {entry.num_bytes} bytes, "
             f"expected {expected}"
@@ -151,7 +151,7 @@ def _unpack_one(entry: frame_pb2.Tensor, payload: memoryview) -> torch.Tensor:
     if dtype is torch.bool and as_bytes.max() > 1:
         # Kernels count on 0 and 1; with other bytes they may write out of bounds.
         raise ProtocolError(f"tensor {entry.name!r} of torch.bool has bytes other than 0 and 1")
-    values = as_bytes.view(WIRE_DTYPE.get(codec, dtype))
-    if codec is not Codec.RAW:
-        values = restore(values, dtype, entry.scale_exponent)
-    return values.view(shape)
+    if codec is Codec.RAW:
+        return as_bytes.view(dtype).view(shape)
+    numel = math.prod(shape)
+    return restore(as_bytes, dtype, codec, entry.scale_exponent, numel).view(shape)

@@ -66,8 +66,15 @@ def make_plan(
     return Run(folder, plan)
 
 
-def run_nodes(run: Run, script: Script, *, timeout_s: float = 30, **arguments: Any) -> Run:
-    """Runs `script` on every node of the plan; `arguments` are those of `Node`."""
+def run_nodes(
+    run: Run,
+    script: Script,
+    *,
+    timeout_s: float = 30,
+    arguments: dict[str, Any] | None = None,
+    **more: Any,
+) -> Run:
+    """Runs `script` on every node of the plan; `arguments` and `more` are those of `Node`."""
     network = MemoryNetwork()
     settings = TransportSettings(timeout_s=timeout_s)
 
@@ -81,7 +88,7 @@ def run_nodes(run: Run, script: Script, *, timeout_s: float = 30, **arguments: A
                 events=run.folder / "events",
                 loss_filename=run.folder / "losses.txt",
                 val_filename=run.folder / "val_accuracies.txt",
-                **arguments,
+                **{**(arguments or {}), **more},
             ) as node:
                 run.results[node_id] = script(node)
         except BaseException as error:

@@ -70,7 +70,7 @@ def test_left_out_and_impossible_labels() -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_shuffling_loader_keeps_step_with_the_root_over_epochs(whole: bool) -> None:
-    """The root reads its loader to the end, or breaks off; the leaf's next order must be the same."""
+    """The root reads to the end, or breaks off; the leaf's next order must be the same."""
 
     def shuffling() -> DataLoader[Any]:
         order = torch.Generator().manual_seed(5)

@@ -229,7 +229,7 @@ def test_initial_weights_can_be_given(tmp_path: Path) -> None:
     assert all(torch.equal(fused[name], tensor) for name, tensor in other.state_dict().items())
 
 
-@pytest.mark.parametrize("compression", [True, "bf16"])
+@pytest.mark.parametrize("compression", [True, "bf16", "int8"])
 def test_compression_changes_little(compression: Any, tmp_path: Path) -> None:
     run = make_plan(tmp_path, build(), (X[:4],))
     # Not Adam: it blows the rounding of a gradient that should be zero up to a whole step.
@@ -240,6 +240,45 @@ def test_compression_changes_little(compression: Any, tmp_path: Path) -> None:
     different = False
     for name, tensor in plain.items():
         if tensor.is_floating_point():
-            torch.testing.assert_close(fused[name], tensor, atol=5e-3, rtol=0)
+            torch.testing.assert_close(
+                fused[name], tensor, atol=2e-2 if compression == "int8" else 5e-3, rtol=0
+            )
             different |= not torch.equal(fused[name], tensor)
     assert different
+
+
+def test_a_script_may_reuse_its_batch_buffers(tmp_path: Path) -> None:
+    """What is still under way when forward_compute returns is not the script's own memory."""
+
+    class Reusing(Trainer):
+        def train(self) -> None:
+            self.prelim_checks()
+            x, y = torch.empty(4, 6), torch.empty(4, dtype=torch.long)
+            for new_x, new_y in loader():
+                x.copy_(new_x)
+                y.copy_(new_y)
+                self.node.root.train_cursor = _Batch(x, y)
+                self.node.forward_compute(x)
+                self.node.update_with_latest_weights()  # its backward pass is done
+
+    run = make_plan(tmp_path, build(), (X[:4],))
+
+    def script(node: Node) -> None:
+        Reusing(node, train_loader=loader(), save=True).train()
+
+    run_cleanly(run, script, **ADAM)
+    assert_equal(run, reference())
+
+
+class _Batch:
+    """A cursor over buffers that are filled anew for every batch."""
+
+    numbers = iter(range(100))
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self._batch = (x, y)
+
+    def take(self) -> Any:
+        from ravnest.node.batches import CurrentBatch
+
+        return CurrentBatch(next(self.numbers), self._batch, 4)

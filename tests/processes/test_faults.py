@@ -1,4 +1,4 @@
-"""What a user sees when something is wrong: a clear error on every node, exit codes not 0, no hang."""
+"""What a user sees when something is wrong: a clear error on every node, and no hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A provider that waits for its peers, and one that has nothing to do, leave the processor alone."""
+"""A provider that waits for its peers, or has nothing to do, leaves the processor alone."""
 
 from __future__ import annotations
 

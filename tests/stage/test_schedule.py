@@ -84,9 +84,9 @@ def test_stages_that_wait_for_each_other_never_lock_up(
             if action.kind is ActionKind.FORWARD and sent_forward[stage] <= action.number:
                 continue
             leaf = stage == stages - 1
-            if action.kind is ActionKind.BACKWARD and not leaf:
-                if sent_backward[stage + 1] <= action.number:
-                    continue
+            awaits_gradient = action.kind is ActionKind.BACKWARD and not leaf
+            if awaits_gradient and sent_backward[stage + 1] <= action.number:
+                continue
             if action.kind is ActionKind.FORWARD:
                 sent_forward[stage + 1] = action.number + 1
             elif action.kind is ActionKind.BACKWARD:

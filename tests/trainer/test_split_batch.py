@@ -33,7 +33,7 @@ def test_usual_forms(batch: Any, names: list[str], expected: Any) -> None:
 
 
 def test_an_unknown_form_says_what_to_override() -> None:
-    with pytest.raises(TrainingError, match="override Trainer.inputs_of"):
+    with pytest.raises(TrainingError, match=r"override Trainer\.inputs_of"):
         split_batch({"image": X}, ["x"])
     with pytest.raises(TrainingError, match="a batch of type str has no known form"):
         split_batch("text", ["x"])

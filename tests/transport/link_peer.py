@@ -17,6 +17,9 @@ from ravnest.transport.interface import Message, PeerAddress
 def main(action: str, node_id: int, other: int, address: str, other_address: str) -> None:
     transport = GrpcTransport(node_id, address, [PeerAddress(other, other_address)], PLAN, QUICK)
     transport.start()
+    if action == "report":
+        report(transport, other)
+        return
     transport.send(other, "seen", Message(b"alive"), purpose="a sign of life")
     match action:
         case "wait":
@@ -29,12 +32,16 @@ def main(action: str, node_id: int, other: int, address: str, other_address: str
         case "forget":
             # Ends without closing: nothing may keep the process.
             transport.receive(other, "forth", purpose="it")
-        case "report":
-            try:
-                transport.receive(other, "never", purpose="what never comes")
-            except TransportError as error:
-                transport.close()
-                print(type(error).__name__, error)
+
+
+def report(transport: GrpcTransport, other: int) -> None:
+    """Prints how the other node refuses this one, on whichever call that shows."""
+    try:
+        transport.send(other, "seen", Message(b"alive"), purpose="a sign of life")
+        transport.receive(other, "never", purpose="what never comes")
+    except TransportError as error:
+        transport.close()
+        print(type(error).__name__, error)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,11 @@ def test_any_frame_comes_back(frame):
 def test_every_dtype_and_rank_with_every_codec(dtype, shape, codec):
     numel = torch.Size(shape).numel()
     tensor = (torch.arange(numel, dtype=torch.float32) % 8).to(dtype).view(shape)
-    assert same_bits(tensor_over_the_wire(tensor, codec), tensor)
+    back = tensor_over_the_wire(tensor, codec)
+    if codec is Codec.INT8 and dtype in (torch.float32, torch.float64):
+        torch.testing.assert_close(back, tensor, rtol=0, atol=7 / 253)
+    else:
+        assert same_bits(back, tensor)
 
 
 def test_a_contiguous_tensor_is_not_copied_on_the_way_out():

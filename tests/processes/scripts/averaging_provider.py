@@ -1,4 +1,4 @@
-"""Provider that notes its tensors before and after every averaging: `averaging_provider.py NAME`."""
+"""Notes its tensors before and after every averaging: `averaging_provider.py NAME`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Provider with a fault on demand: `failing_provider.py NAME FAULT TIMEOUT_S`.
 
-FAULT: "none", "criterion" (raises at the third microbatch), "stall" (the root stops feeding and touches
-"stalled"), "order" (the leaf's labels are in another order).
+FAULT: "none", "criterion" (raises at the third microbatch), "stall" (the root stops feeding and
+touches "stalled"), "order" (the leaf's labels are in another order).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import torch
 
 
 class Residual(torch.nn.Module):
-    """Convolutions with BatchNorm, a skip connection over several stages, in-place ReLU, dropout."""
+    """Convolutions with BatchNorm, a skip over several stages, in-place ReLU, dropout."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()

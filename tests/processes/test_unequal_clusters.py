@@ -29,7 +29,8 @@ def test_clusters_of_three_and_two_nodes_average_to_identical_bytes(
             Residual(0.2), (torch.zeros(8, 3, 8, 8),), node_data=node_data, num_clusters=2
         )
     assert sorted(map(len, plan.clusters)) == [2, 3]
-    assert len(plan.rings) > 3, "clusters cut differently need more rings than stages"
+    rings_of = [sum(s.node_id in ring.members for ring in plan.rings) for s in plan.stages]
+    assert max(rings_of) > 1, "a stage that is split in the other cluster is in several rings"
     for stage in plan.stages:
         processes.start([SCRIPT, f"node_{stage.node_id}"], cwd=tmp_path)  # type: ignore[attr-defined]
     processes.wait_all()  # type: ignore[attr-defined]
