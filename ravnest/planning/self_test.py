@@ -184,7 +184,11 @@ class SelfTest:
                     hint=_HINT,
                 )
         names, evaluated = map(_names, self._reference.structures)
-        buffers = {n: b for n, b in expected.buffers.items() if n in observed.buffers}
+        buffers = {
+            name: buffer  # a non-persistent one that no graph uses is on no stage
+            for name, buffer in expected.buffers.items()
+            if name in observed.buffers or name in self._captured.state.stored
+        }
         rows = (
             ("output", _named(names, expected.outputs), _named(names, observed.outputs)),
             ("buffer after a training pass", buffers, observed.buffers),
