@@ -30,6 +30,8 @@ class ParameterCost:
         trainable: a parameter that gets a gradient (and optimizer state).
         is_parameter: False for a buffer.
         position: computing node that uses it first; unused ones go with their nearest module.
+        uses: every position it is used at, ascending from `position`, when stages that it is used
+            on may hold copies; empty when all uses are on one stage.
     """
 
     name: str
@@ -37,6 +39,7 @@ class ParameterCost:
     trainable: bool
     is_parameter: bool
     position: int
+    uses: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

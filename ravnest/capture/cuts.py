@@ -8,13 +8,17 @@ nodes must be on one side", which forbids an interval of cuts; the rules are tho
 needs to compute the same values, gradients and buffers:
 
 * only tensors and plain numbers cross;
-* a parameter, and a buffer that is written in either mode, is used on one stage only;
+* a parameter or buffer that is written in either mode is used on one stage only;
 * memory that is written in place is created, written and read until its last write on one stage.
+
+What nobody writes may be used on several stages. Its owner is the stage that uses it first in the
+train graph; no use in the eval graph comes before that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -37,6 +41,7 @@ class Placement:
         train: level per node of the train graph; placeholders are at -1, the output at the last.
         eval: level per node of the eval graph.
         owners: position per stored tensor and constant that decides which stage owns it.
+        uses: every position, of either mode, that a name is used at, ascending from its owner's.
         shared: names that several stages may hold copies of, since nobody writes them.
         legal: every position before which the model may be cut, in order.
     """
@@ -44,6 +49,7 @@ class Placement:
     train: Mapping[fx.Node, int]
     eval: Mapping[fx.Node, int]
     owners: Mapping[str, int]
+    uses: Mapping[str, tuple[int, ...]]
     shared: frozenset[str]
     legal: tuple[int, ...]
 
@@ -63,11 +69,13 @@ def place(train: CapturedGraph, evaluation: CapturedGraph, state: StateInventory
         if node.op != "call_function":
             train_levels[node] = last if node.op == "output" else -1
     groups = {graph: alias_groups(graph.graph) for graph in (train, evaluation)}
-    mutable = {name for graph in groups for name in _written_names(groups[graph])}
-    anchored = mutable | {name for name, each in state.stored.items() if each.is_parameter}
+    anchored = {name for graph in groups for name in _written_names(groups[graph])}
 
-    owners = _first_uses(train, train_levels)
-    eval_levels = _level_eval(evaluation, owners, last)
+    uses = _uses(train, train_levels)
+    owners = {name: min(positions) for name, positions in uses.items()}
+    eval_levels = _level_eval(evaluation, owners, uses, last)
+    for name, positions in _uses(evaluation, eval_levels).items():
+        uses[name] = [*uses.get(name, ()), *positions]
     _own_unused(owners, state)
 
     intervals: list[tuple[int, int]] = []
@@ -77,7 +85,12 @@ def place(train: CapturedGraph, evaluation: CapturedGraph, state: StateInventory
         intervals += _torn_memory(graph, levels, groups[graph])
     shared = frozenset(owners) - anchored
     return Placement(
-        train_levels, eval_levels, owners, shared, tuple(_allowed(intervals, len(computing)))
+        train=train_levels,
+        eval=eval_levels,
+        owners=owners,
+        uses={name: tuple(sorted({owners[name], *uses.get(name, ())})) for name in owners},
+        shared=shared,
+        legal=tuple(_allowed(intervals, len(computing))),
     )
 
 
@@ -108,19 +121,52 @@ def _written_names(groups: Iterable[list[fx.Node]]) -> Iterator[str]:
             yield from (str(node.target) for node in group if node.op == "get_attr")
 
 
-def _first_uses(train: CapturedGraph, levels: Mapping[fx.Node, int]) -> dict[str, int]:
-    """Position of the first use of every name that the train graph looks up."""
-    owners: dict[str, int] = {}
-    for node in train.graph.nodes:
-        if node.op == "get_attr" and node.users:
-            first = min(levels[user] for user in node.users)
-            name = str(node.target)
-            owners[name] = min(first, owners.get(name, first))
-    return owners
+def _uses(graph: CapturedGraph, levels: Mapping[fx.Node, int]) -> dict[str, list[int]]:
+    """Levels of the nodes that use a name, in order of the graph, per name it looks up."""
+    uses: dict[str, list[int]] = {}
+    for node in graph.graph.nodes:
+        for name in _state_names(node):
+            uses.setdefault(name, []).append(levels[node])
+    return uses
 
 
-def _level_eval(evaluation: CapturedGraph, owners: dict[str, int], last: int) -> dict[fx.Node, int]:
+def _state_names(node: fx.Node) -> list[str]:
+    """The names among a node's inputs, each once."""
+    names = (str(each.target) for each in node.all_input_nodes if each.op == "get_attr")
+    return list(dict.fromkeys(names))
+
+
+class _Counterparts:
+    """Finds the use in the train graph that a use in the eval graph goes with.
+
+    Where both graphs use a name equally often, the k-th goes with the k-th. Otherwise a use goes
+    with the first one that comes no earlier than its inputs, and with none where there is none.
+    """
+
+    def __init__(self, train: Mapping[str, Sequence[int]], evaluation: CapturedGraph) -> None:
+        self._train = train
+        nodes = evaluation.graph.nodes
+        self._total = Counter(name for node in nodes for name in _state_names(node))
+        self._seen: Counter[str] = Counter()
+
+    def find(self, name: str, level: int) -> int | None:
+        """The level of the next use of `name` by a node whose inputs are at `level`."""
+        positions = self._train.get(name, ())
+        index = self._seen[name]
+        self._seen[name] += 1
+        if len(positions) == self._total[name]:
+            return positions[index]
+        return min((each for each in positions if each >= level), default=None)
+
+
+def _level_eval(
+    evaluation: CapturedGraph,
+    owners: dict[str, int],
+    uses: Mapping[str, Sequence[int]],
+    last: int,
+) -> dict[fx.Node, int]:
     """Levels of the eval graph; names that only it looks up are added to `owners`."""
+    counterparts = _Counterparts(uses, evaluation)
     levels: dict[fx.Node, int] = {}
     free: set[fx.Node] = set()  # depends on neither input nor state: may be computed anywhere
     for node in evaluation.graph.nodes:
@@ -129,16 +175,15 @@ def _level_eval(evaluation: CapturedGraph, owners: dict[str, int], last: int) ->
         elif node.op == "placeholder":
             levels[node] = -1
         elif node.op == "call_function":
-            inputs = node.all_input_nodes
-            states = [each for each in inputs if each.op == "get_attr"]
+            inputs, names = node.all_input_nodes, _state_names(node)
             if all(each in free for each in inputs):
                 free.add(node)
-            known = [levels[each] for each in inputs if each.op != "get_attr"]
-            known += [owners[str(each.target)] for each in states if each.target in owners]
-            levels[node] = max(known, default=0) if node not in free else 0
-            levels[node] = max(levels[node], 0)
-            for each in states:
-                owners.setdefault(str(each.target), levels[node])
+            level = max((levels[each] for each in inputs if each in levels), default=0)
+            found = [counterparts.find(name, level) for name in names]
+            found += [owners[name] for name in names if name in owners]
+            levels[node] = max(0, level, *(each for each in found if each is not None))
+            for name in names:
+                owners.setdefault(name, levels[node])
     for node in reversed(evaluation.graph.nodes):
         if node in free:
             levels[node] = min((levels[user] for user in node.users), default=0)
@@ -178,7 +223,7 @@ def _torn_state(
     owners: Mapping[str, int],
     anchored: set[str],
 ) -> Iterator[tuple[int, int]]:
-    """All uses of a parameter or written buffer are on its owner's stage."""
+    """All uses of what is written are on its owner's stage."""
     uses: dict[str, list[int]] = {}
     for node in graph.graph.nodes:
         if node.op == "get_attr" and node.target in anchored:

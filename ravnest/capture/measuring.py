@@ -21,7 +21,7 @@ from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.capture.cuts import Placement
 from ravnest.capture.diagnosis import first_lines
 from ravnest.capture.graphs import CapturedGraph
-from ravnest.capture.state import StateInventory
+from ravnest.capture.state import StateInventory, StoredTensor
 from ravnest.errors import CaptureError
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ def measure(
             each.trainable,
             each.is_parameter,
             placement.owners[each.name],
+            _shared_uses(each, placement),
         )
         for each in state.stored.values()
     )
@@ -81,6 +82,11 @@ def measure(
         input_bytes=sum(tensor.numel() * tensor.element_size() for tensor in inputs),
     )
     return costs, frozenset(readings.needs_gradient)
+
+
+def _shared_uses(each: StoredTensor, placement: Placement) -> tuple[int, ...]:
+    is_shared = each.name in placement.shared and len(placement.uses[each.name]) > 1
+    return placement.uses[each.name] if is_shared else ()
 
 
 def _read(

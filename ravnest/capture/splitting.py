@@ -81,17 +81,23 @@ def _assemble(
         for node in stage.graph.nodes
         if node.op == "get_attr"
     }
-    owned = {
+    owners = {name: bisect.bisect(cuts, captured.placement.owners[name]) for name in state.stored}
+    owned = {name: each for name, each in state.stored.items() if owners[name] == index}
+    replicas = {
         name: each
         for name, each in state.stored.items()
-        if bisect.bisect(cuts, captured.placement.owners[name]) == index
+        if name in used and name not in owned and each.trainable
     }
     return StageGraphs(
         index=index,
         num_stages=len(cuts) + 1,
         parameters={name: each for name, each in owned.items() if each.is_parameter},
         buffers={name: each for name, each in owned.items() if not each.is_parameter},
-        constants={name: state.find(name) for name in sorted(used - owned.keys())},
+        replicas=replicas,
+        replica_owners={name: owners[name] for name in replicas},
+        constants={
+            name: state.find(name) for name in sorted(used - owned.keys() - replicas.keys())
+        },
         train=train,
         eval=evaluation,
         signature=captured.signature if index == 0 else None,

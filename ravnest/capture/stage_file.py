@@ -40,8 +40,11 @@ class LoadedStage:
         parameters: by original name, in the model's order; plain tensors that want no gradient yet.
         trainable: names of the parameters that get one.
         buffers: persistent buffers owned here, in the model's order.
+        replicas: trainable parameters used here and owned by an earlier stage, in the model's
+            order.
+        replica_owners: index of the owning stage per replica, smaller than `index`.
         constants: non-persistent buffers, lifted constants, and read-only copies of others'
-            buffers.
+            frozen parameters and buffers.
         train: program of the train mode.
         eval: program of the eval mode.
         signature: on the root, what a call must look like.
@@ -52,6 +55,8 @@ class LoadedStage:
     parameters: Mapping[str, torch.Tensor]
     trainable: frozenset[str]
     buffers: Mapping[str, torch.Tensor]
+    replicas: Mapping[str, torch.Tensor]
+    replica_owners: Mapping[str, int]
     constants: Mapping[str, torch.Tensor]
     train: StageProgram
     eval: StageProgram
@@ -66,7 +71,8 @@ class _Declared:
     dtype: torch.dtype
     shape: tuple[int, ...]
     group: str
-    trainable: bool
+    trainable: bool = False
+    owner: int = 0
 
 
 def write_stage(
@@ -90,15 +96,22 @@ def write_stage(
         "schema": SCHEMA_VERSION,
         "stage": stage.index,
         "num_stages": stage.num_stages,
-        "parameters": [_tensor_to_data(each) for each in stage.parameters.values()],
+        "parameters": [
+            _tensor_to_data(each) | {"trainable": each.trainable}
+            for each in stage.parameters.values()
+        ],
         "buffers": [_tensor_to_data(each) for each in stage.buffers.values()],
+        "replicas": [
+            _tensor_to_data(each) | {"owner": stage.replica_owners[name]}
+            for name, each in stage.replicas.items()
+        ],
         "constants": [_tensor_to_data(each) for each in stage.constants.values()],
         "train": graph_to_data(stage.train),
         "eval": graph_to_data(stage.eval),
         "signature": None if stage.signature is None else signature_to_data(stage.signature),
     }
     text = json.dumps(data, sort_keys=True, allow_nan=False, separators=(",", ":"))
-    groups = (stage.parameters, stage.buffers, stage.constants)
+    groups = (stage.parameters, stage.buffers, stage.replicas, stage.constants)
     tensors = {
         name: _contents(name, values_of(each)) for group in groups for name, each in group.items()
     }
@@ -127,13 +140,13 @@ def load_stage(directory: Path, device: torch.device | str = "cpu") -> LoadedSta
             field["schema"].fail(f"expected {SCHEMA_VERSION}, got {str(schema)[:80]}")
     field.members(
         (
-            *("schema", "stage", "num_stages", "parameters", "buffers", "constants"),
+            *("schema", "stage", "num_stages", "parameters", "buffers", "replicas", "constants"),
             *("train", "eval", "signature"),
         )
     )
-    declared = {each.name: each for each in _declared(field)}
     num_stages = field["num_stages"].integer(low=1, high=_MAX_STAGES)
     index = field["stage"].integer(high=num_stages - 1)
+    declared = {each.name: each for each in _declared(field, index)}
     signature = field["signature"]
     checked_signature = None if signature.value is None else signature_from_data(signature)
     train = checked_program(field["train"], declared, device)
@@ -145,6 +158,10 @@ def load_stage(directory: Path, device: torch.device | str = "cpu") -> LoadedSta
         parameters=_group(tensors, declared, "parameters"),
         trainable=frozenset(each.name for each in declared.values() if each.trainable),
         buffers=_group(tensors, declared, "buffers"),
+        replicas=_group(tensors, declared, "replicas"),
+        replica_owners={
+            each.name: each.owner for each in declared.values() if each.group == "replicas"
+        },
         constants=_group(tensors, declared, "constants"),
         train=train(),
         eval=evaluation(),
@@ -153,12 +170,11 @@ def load_stage(directory: Path, device: torch.device | str = "cpu") -> LoadedSta
 
 
 def _tensor_to_data(each: StoredTensor) -> dict[str, Any]:
-    data: dict[str, Any] = {
+    return {
         "name": each.name,
         "dtype": dtype_name(each.tensor.dtype),
         "shape": list(each.tensor.shape),
     }
-    return data | {"trainable": each.trainable} if each.is_parameter else data
 
 
 def _contents(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -178,19 +194,37 @@ def _contents(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return own.clone() if own.untyped_storage().nbytes() != own.nbytes else own
 
 
-def _declared(field: Field) -> Iterator[_Declared]:
+_GROUPS = {
+    "parameters": ("trainable",),
+    "buffers": (),
+    "replicas": ("owner",),
+    "constants": (),
+}
+"""Groups of tensors in graph.json, and what each says of a tensor besides its form."""
+
+
+def _declared(field: Field, index: int) -> Iterator[_Declared]:
+    """The tensors of stage `index`; each name once, replicas owned by an earlier stage."""
     seen: set[str] = set()
-    for group in ("parameters", "buffers", "constants"):
-        flags = ("trainable",) if group == "parameters" else ()
+    if index == 0 and field["replicas"].value:
+        field["replicas"].fail("has tensors, but no stage comes before the first")
+    for group, further in _GROUPS.items():
         for item in field[group].items(_MAX_TENSORS):
-            item.members(("name", "dtype", "shape", *flags))
+            item.members(("name", "dtype", "shape", *further))
             name = item["name"].text()
             if name in seen:
                 item["name"].fail(f"tensor {name!r} is declared twice")
             seen.add(name)
             shape = tuple(size.integer() for size in item["shape"].items(64))
-            trainable = item["trainable"].flag() if flags else False
-            yield _Declared(name, dtype_of(item["dtype"]), shape, group, trainable)
+            dtype = dtype_of(item["dtype"])
+            yield _Declared(
+                name,
+                dtype,
+                shape,
+                group,
+                trainable=item["trainable"].flag() if "trainable" in further else False,
+                owner=item["owner"].integer(high=index - 1) if "owner" in further else 0,
+            )
 
 
 def _read_weights(

@@ -38,8 +38,11 @@ class StageGraphs:
     Attributes:
         parameters: owned here, by original name, in the model's order.
         buffers: persistent buffers owned here, likewise.
-        constants: non-persistent buffers, lifted constants, and copies of buffers that are only
-            read and owned by another stage.
+        replicas: trainable parameters used here and owned by an earlier stage, in the model's
+            order.
+        replica_owners: index of the owning stage per replica.
+        constants: non-persistent buffers, lifted constants, and copies of frozen parameters and
+            of buffers that are only read and owned by another stage.
         signature: on the root, what a call must look like.
     """
 
@@ -47,6 +50,8 @@ class StageGraphs:
     num_stages: int
     parameters: Mapping[str, StoredTensor]
     buffers: Mapping[str, StoredTensor]
+    replicas: Mapping[str, StoredTensor]
+    replica_owners: Mapping[str, int]
     constants: Mapping[str, StoredTensor]
     train: StageGraph
     eval: StageGraph

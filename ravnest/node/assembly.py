@@ -27,6 +27,7 @@ from ravnest.node.targets import (
     compute_loss,
     predictions_of,
 )
+from ravnest.node.tying import TiedParameters
 from ravnest.plan.model import NodePlan
 from ravnest.stage.engine import LossFunction, StageEngine, StageState
 from ravnest.stage.randomness import KeyedRandomness
@@ -75,6 +76,7 @@ class NodeParts:
     pipeline: StagePipeline
     evaluator: StageEvaluator
     rounds: RoundKeeper
+    tied: TiedParameters
     saver: SubmodelSaver
     service: StageService
     journal: RunJournal
@@ -96,6 +98,7 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
     links = ClusterLinks(plan, transport, inputs.compression)
     averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)
     rounds = RoundKeeper(averager, engine, inputs.settings, events)
+    tied = TiedParameters(plan, engine, links)
     journal = RunJournal(
         events,
         NumberFile(inputs.losses_path) if plan.is_leaf else None,
@@ -106,11 +109,12 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         inputs.settings.schedule, plan.stage, plan.num_stages, inputs.settings.update_frequency
     )
     pipeline = StagePipeline(
-        StageParts(engine, links, rounds, journal, position), _loss_of(inputs, links)
+        StageParts(engine, links, rounds, journal, position, tied), _loss_of(inputs, links)
     )
     evaluator = StageEvaluator(
         engine,
         links,
+        tied,
         _leaf_evaluation(inputs, links),
         max_outstanding=plan.num_stages,
         device=inputs.device,
@@ -123,11 +127,12 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         pipeline=pipeline,
         evaluator=evaluator,
         rounds=rounds,
+        tied=tied,
         saver=saver,
         randomness=randomness,
     )
     return NodeParts(
-        engine, links, pipeline, evaluator, rounds, saver, service, journal, randomness
+        engine, links, pipeline, evaluator, rounds, tied, saver, service, journal, randomness
     )
 
 

@@ -18,6 +18,7 @@ from ravnest.node.targets import (
     predictions_of,
     restore_targets,
 )
+from ravnest.node.tying import TiedParameters
 from ravnest.plan.identity import MicrobatchId
 from ravnest.plan.structure import Structure, flatten
 from ravnest.stage.engine import StageEngine
@@ -55,6 +56,7 @@ class StageEvaluator:
         self,
         engine: StageEngine,
         links: ClusterLinks,
+        tied: TiedParameters,
         leaf: LeafEvaluation | None,
         *,
         max_outstanding: int,
@@ -62,6 +64,7 @@ class StageEvaluator:
     ) -> None:
         self._engine = engine
         self._links = links
+        self._tied = tied
         self.leaf = leaf
         self._max_outstanding = max_outstanding
         self._device = device
@@ -71,6 +74,7 @@ class StageEvaluator:
 
     def serve(self, frame: Frame) -> None:
         """On stem and leaf: computes an EVALUATE frame and passes it on, or answers it."""
+        frame = self._tied.before_pass(frame)
         assert frame.microbatch is not None
         outputs = self._engine.evaluate(frame.microbatch, {**frame.scalars, **frame.tensors})
         if self.leaf is None:
@@ -108,6 +112,7 @@ class StageEvaluator:
             targets=targets is not None,
             wants_output=wants_output,
         )
+        frame = self._tied.before_pass(frame)
         outputs = self._engine.evaluate(microbatch, inputs)
         if self.leaf is not None:
             return self._take(self._answer(self.leaf, frame, outputs, local=targets))

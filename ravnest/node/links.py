@@ -13,13 +13,15 @@ FORWARD = "forward"
 BACKWARD = "backward"
 TARGETS = "targets"
 RESULTS = "results"
+TIED = "tied"
 
 
 class ClusterLinks:
     """Sends and receives frames between the stages of one cluster.
 
     Activations and control frames run down the chain ("forward"), gradients up ("backward").
-    Targets go straight from root to leaf, results of evaluation straight back.
+    Targets go straight from root to leaf, results of evaluation straight back. Gradients of a
+    parameter that several stages use go straight to its owner, its values straight back ("tied").
 
     Args:
         compression: of activations and gradients; everything else travels unchanged.
@@ -76,6 +78,21 @@ class ClusterLinks:
         frame = self._receive(self.leaf, RESULTS, purpose)
         if frame.kind is not FrameKind.OUTPUT or frame.microbatch != microbatch:
             raise _unexpected(self.leaf, frame, purpose)
+        return frame
+
+    def send_tied(self, peer: int, frame: Frame) -> None:
+        """Gradients to the owner of parameters, or values to a holder of replicas."""
+        self._send(peer, TIED, frame, Codec.RAW)
+
+    def receive_tied(self, peer: int, kind: FrameKind, number: int) -> Frame:
+        """Gradients of a holder's step, or the owner's values, of that number."""
+        purpose = f"{kind.name.lower().replace('_', ' ')} number {number}"
+        frame = self._receive(peer, TIED, purpose)
+        if frame.kind is not kind or frame.weight_version != number:
+            raise ProtocolError(
+                f"node {peer} sent {frame.kind.name} number {frame.weight_version}, "
+                f"expected {purpose}"
+            )
         return frame
 
     def _send(self, peer: int, lane: str, frame: Frame, codec: Codec) -> None:

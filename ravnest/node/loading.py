@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ravnest.capture.stage_file import LoadedStage, load_stage
-from ravnest.errors import ConfigError
+from ravnest.errors import ConfigError, PlanFileError
+from ravnest.plan.codec import RUN_AGAIN
 from ravnest.plan.files import load_node_plan, verify_stage_files
 from ravnest.plan.model import NodePlan
 from ravnest.stage.engine import StageState
@@ -39,7 +40,15 @@ def load_node(node_data: Path, node_id: int) -> tuple[NodePlan, LoadedStage]:
     plan = load_node_plan(node_data, node_id)
     verify_stage_files(node_data, plan)
     folder = node_data / Path(plan.files[0].path).parent
-    return plan, load_stage(folder, "cpu")
+    stage = load_stage(folder, "cpu")
+    planned = {replica.name: plan.cluster_nodes.index(replica.owner) for replica in plan.replicas}
+    if planned != stage.replica_owners:
+        raise PlanFileError(
+            f"{folder} has replicas {dict(stage.replica_owners)} (owning stage by name), "
+            f"the plan of node {node_id} says {planned}",
+            hint=RUN_AGAIN,
+        )
+    return plan, stage
 
 
 def initial_state(stage: LoadedStage, model: Any) -> StageState:
@@ -47,12 +56,14 @@ def initial_state(stage: LoadedStage, model: Any) -> StageState:
 
     Args:
         model: None, or a module or state dict with (at least) this stage's names, whose
-            values replace those of the file.
+            values replace those of the file. Replicas get their owner's values when training or
+            evaluation begins.
 
     Raises:
         ConfigError: the model lacks a name of this stage, or has it in another shape.
     """
     parameters, buffers = dict(stage.parameters), dict(stage.buffers)
+    constants = dict(stage.constants)
     if model is not None:
         given = model.state_dict() if isinstance(model, torch.nn.Module) else model
         if not isinstance(given, Mapping):
@@ -62,7 +73,10 @@ def initial_state(stage: LoadedStage, model: Any) -> StageState:
             )
         _override(parameters, given)
         _override(buffers, given)
-    return StageState(parameters, stage.trainable, buffers, stage.constants)
+        copies = {name: tensor for name, tensor in constants.items() if name in given}
+        _override(copies, given)
+        constants |= copies
+    return StageState(parameters, stage.trainable, buffers, constants, stage.replicas)
 
 
 def _override(tensors: dict[str, torch.Tensor], given: Mapping[str, Any]) -> None:

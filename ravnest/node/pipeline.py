@@ -16,6 +16,7 @@ import torch
 from ravnest.node.journal import RunJournal
 from ravnest.node.links import ClusterLinks
 from ravnest.node.rounds import RoundKeeper
+from ravnest.node.tying import TiedParameters
 from ravnest.plan.identity import MicrobatchId
 from ravnest.stage.engine import LossFunction, StageEngine
 from ravnest.stage.program import Value
@@ -34,6 +35,7 @@ class StageParts:
     rounds: RoundKeeper
     journal: RunJournal
     position: StagePosition
+    tied: TiedParameters
 
 
 class StagePipeline:
@@ -50,6 +52,7 @@ class StagePipeline:
         self._rounds = parts.rounds
         self._journal = parts.journal
         self._position = parts.position
+        self._tied = parts.tied
         self._loss_of = loss_of
         self._progress = Progress()
         self._losses: dict[MicrobatchId, float] = {}
@@ -92,6 +95,7 @@ class StagePipeline:
         assert microbatch == self.next_microbatch
         if self.is_idle:
             self._journal.epoch_began(self.epoch)
+        frame = self._tied.before_pass(frame)
         inputs = {**frame.scalars, **frame.tensors}
         loss_function = self._loss_of(frame, targets) if self._loss_of is not None else None
         results = self._engine.forward(microbatch, inputs, loss_function)
@@ -112,6 +116,7 @@ class StagePipeline:
             return
         self._engine.updater.end_epoch()
         self._rounds.after_epoch()
+        self._tied.mark_changed()
         self._journal.epoch_ended(self.epoch, self._progress.forwards)
         self._progress = Progress()
         self.epoch += 1
@@ -152,10 +157,12 @@ class StagePipeline:
         self._journal.microbatch_trained(loss, num_samples)
 
     def _step(self) -> None:
+        self._tied.before_step()
         self._engine.step()
         self._journal.step_made(self._engine.weights.number, self._step_loss or 0.0)
         self._step_loss = None
         self._rounds.after_step()
+        self._tied.mark_changed()
 
 
 def stage_frame(received: Frame, results: Mapping[str, Value]) -> Frame:

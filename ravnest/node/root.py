@@ -154,6 +154,7 @@ class RootDriver:
         self._parts.links.send_forward(Frame(FrameKind.PHASE_END, details=details))
         if training:
             self._parts.rounds.finish()
+            self._parts.tied.finish()
         return results
 
     def set_metric(self, metric: Metric) -> None:

@@ -11,6 +11,7 @@ from ravnest.node.pipeline import StagePipeline
 from ravnest.node.rounds import RoundKeeper
 from ravnest.node.saving import SubmodelSaver
 from ravnest.node.settings import RunSettings
+from ravnest.node.tying import TiedParameters
 from ravnest.plan.model import NodePlan
 from ravnest.stage.randomness import KeyedRandomness
 from ravnest.wire.frame import Frame, FrameKind
@@ -28,6 +29,7 @@ class StageService:
         pipeline: StagePipeline,
         evaluator: StageEvaluator,
         rounds: RoundKeeper,
+        tied: TiedParameters,
         saver: SubmodelSaver,
         randomness: KeyedRandomness,
     ) -> None:
@@ -37,6 +39,7 @@ class StageService:
         self._pipeline = pipeline
         self._evaluator = evaluator
         self._rounds = rounds
+        self._tied = tied
         self._saver = saver
         self._randomness = randomness
 
@@ -89,4 +92,5 @@ class StageService:
         self._links.send_forward(frame)
         if frame.details["training"]:
             self._rounds.finish()
+            self._tied.finish()
         return dict(frame.details["results"])

@@ -48,6 +48,32 @@ class FileDigest:
 
 
 @dataclass(frozen=True, slots=True)
+class Replica:
+    """A trainable parameter that a stage uses and an earlier stage of its cluster owns.
+
+    Attributes:
+        name: original name.
+        owner: node that steps it and sends its values.
+    """
+
+    name: str
+    owner: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParameter:
+    """A parameter as its owner sees it, when later stages use it too.
+
+    Attributes:
+        name: original name.
+        holders: nodes with a replica, in order of stage.
+    """
+
+    name: str
+    holders: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StagePlan:
     """One stage of one cluster, held by one node.
 
@@ -59,6 +85,7 @@ class StagePlan:
         needed_bytes: predicted peak memory.
         step_time_s: predicted seconds per microbatch, the slower of computing and sending.
         files: graph and weights of the stage.
+        replicas: parameters used here that earlier stages own, in the model's order.
     """
 
     node_id: int
@@ -70,6 +97,7 @@ class StagePlan:
     needed_bytes: int
     step_time_s: float
     files: tuple[FileDigest, ...] = ()
+    replicas: tuple[Replica, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +200,12 @@ class NodePlan:
         forward_target: next node of the cluster, None on the leaf.
         backward_target: node before it, None on the root.
         peers: every node it exchanges messages with: neighbours in the cluster and in its rings,
-            and root and leaf of a cluster each other (targets and results take the direct way).
+            root and leaf of a cluster each other (targets and results take the direct way), and
+            owners and holders of replicas.
         files: graph and weights of its stage.
         plan_sha256: hash of the plan; peers of another plan are refused.
+        replicas: parameters used here that earlier stages own, in the model's order.
+        shared: parameters owned here that later stages use too, in the model's order.
         sha256: hash over everything else in this file.
     """
 
@@ -194,6 +225,8 @@ class NodePlan:
     files: tuple[FileDigest, ...]
     plan_sha256: str
     device: str | None = None
+    replicas: tuple[Replica, ...] = ()
+    shared: tuple[SharedParameter, ...] = ()
     schema: int = SCHEMA_VERSION
     sha256: str = ""
 

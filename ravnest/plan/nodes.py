@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from ravnest.config.addresses import dialable
-from ravnest.plan.model import NodePlan, PeerSpec, Plan, RingMembership, RingPlan, StagePlan
+from ravnest.plan.model import (
+    NodePlan,
+    PeerSpec,
+    Plan,
+    RingMembership,
+    RingPlan,
+    SharedParameter,
+    StagePlan,
+)
 
 
 def node_plans(plan: Plan) -> tuple[NodePlan, ...]:
@@ -27,6 +35,9 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         neighbours |= {cluster[0], cluster[-1]}  # targets and results take the direct way
     for ring in rings:
         neighbours |= {ring.members[(ring.rank + shift) % ring.size] for shift in (-1, 1)}
+    shared = _shared(plan, stage)
+    neighbours |= {replica.owner for replica in stage.replicas}
+    neighbours |= {holder for each in shared for holder in each.holders}
     peer_ids = sorted(peer for peer in neighbours if peer is not None and peer != node.node_id)
     return NodePlan(
         node_id=node.node_id,
@@ -45,6 +56,20 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         files=stage.files,
         plan_sha256=plan.sha256,
         device=node.device,
+        replicas=stage.replicas,
+        shared=shared,
+    )
+
+
+def _shared(plan: Plan, stage: StagePlan) -> tuple[SharedParameter, ...]:
+    """Parameters of a stage that others of its cluster hold replicas of."""
+    holders: dict[str, list[int]] = {}
+    for node_id in plan.clusters[stage.cluster_id]:
+        for replica in plan.stage_of(node_id).replicas:
+            if replica.owner == stage.node_id:
+                holders.setdefault(replica.name, []).append(node_id)
+    return tuple(
+        SharedParameter(name, tuple(holders[name])) for name in stage.parameters if name in holders
     )
 
 

@@ -54,7 +54,7 @@ class TrainingPass:
         }
 
     def backward(self, cotangents: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
-        """Gradients of the trainable parameters by name, those that have one.
+        """Gradients of the trainable parameters by name, those that have one; of replicas summed.
 
         Args:
             cotangents: gradients of the outputs, None where there is none.
@@ -72,7 +72,7 @@ class TrainingPass:
             arrived = {n: v.grad for n, v in run.inputs.items() if isinstance(v, torch.Tensor)}
         found: dict[str, torch.Tensor] = {}
         for run in self._runs:
-            for name in run.stage.trainable:
+            for name in (*run.stage.trainable, *run.stage.replicas):
                 if (gradient := run.state[name].grad) is not None:
                     found[name] = found[name] + gradient if name in found else gradient
         return found
@@ -83,15 +83,16 @@ def evaluate(stages: Sequence[LoadedStage], inputs: Mapping[str, torch.Tensor]) 
     values: Mapping[str, Any] = inputs
     with torch.no_grad():
         for stage in stages:
-            state = {**stage.parameters, **_copied(stage.buffers), **_copied(stage.constants)}
+            parameters = {**stage.parameters, **stage.replicas}
+            state = {**parameters, **_copied(stage.buffers), **_copied(stage.constants)}
             values = stage.eval(state, values, _keep_generator)
     return list(values.values())
 
 
 def _fresh_state(stage: LoadedStage) -> dict[str, torch.Tensor]:
     parameters = {
-        name: tensor.detach().requires_grad_(name in stage.trainable)
-        for name, tensor in stage.parameters.items()
+        name: tensor.detach().requires_grad_(name in stage.trainable or name in stage.replicas)
+        for name, tensor in (*stage.parameters.items(), *stage.replicas.items())
     }
     return {**parameters, **_copied(stage.buffers), **_copied(stage.constants)}
 

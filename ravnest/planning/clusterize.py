@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from ravnest.capture.costs import ParameterCost
 from ravnest.capture.exporting import CapturedModel, capture_model
 from ravnest.capture.splitting import split
 from ravnest.capture.stages import StageGraphs
 from ravnest.config import NodeConfig, load_node_configs
 from ravnest.errors import ConfigError
 from ravnest.plan.files import write_plan
-from ravnest.plan.model import NodeSpec, Plan, StagePlan
+from ravnest.plan.model import NodeSpec, Plan, Replica, StagePlan
 from ravnest.planning.clusters import Formation, form_clusters
 from ravnest.planning.ordering import Cluster
 from ravnest.planning.rings import form_rings, owner_of
@@ -180,6 +181,10 @@ def _plan(captured: CapturedModel, nodes: tuple[NodeSpec, ...], formation: Forma
     )
 
 
+def _is_used(tensor: ParameterCost, cuts: Sequence[int], index: int) -> bool:
+    return any(cuts[index] <= position < cuts[index + 1] for position in tensor.uses)
+
+
 def _stages(captured: CapturedModel, cluster_id: int, cluster: Cluster) -> tuple[StagePlan, ...]:
     cutting = cluster.cutting
     owners = [owner_of(tensor.position, cutting.cuts) for tensor in captured.costs.stored]
@@ -194,6 +199,11 @@ def _stages(captured: CapturedModel, cluster_id: int, cluster: Cluster) -> tuple
             buffers=tuple(t.name for t, owner in owned if owner == index and not t.is_parameter),
             needed_bytes=cutting.needed_bytes[index],
             step_time_s=cutting.step_times_s[index],
+            replicas=tuple(
+                Replica(tensor.name, cluster.nodes[owner].node_id)
+                for tensor, owner in owned
+                if tensor.trainable and owner < index and _is_used(tensor, cutting.cuts, index)
+            ),
         )
         for index, node in enumerate(cluster.nodes)
     )

@@ -34,7 +34,7 @@ class Cutting:
         cuts: positions in the graph from 0 to its end; stage k has `cuts[k]` to `cuts[k + 1]`.
         step_times_s: predicted seconds per microbatch of each stage.
         needed_bytes: predicted peak memory of each stage.
-        cut_bytes: bytes that cross the cuts per microbatch, both ways.
+        cut_bytes: bytes that stages send each other per microbatch and optimizer step.
     """
 
     cuts: tuple[int, ...]
@@ -57,7 +57,9 @@ class StageTimes:
     """Seconds per microbatch of every possible stage of some nodes in order.
 
     A stage computes while it sends, so its time is the larger of both. It sends its activations to
-    the next node and its gradients to the one before, each as fast as the slower end of the link.
+    the next node and its gradients to the one before, each as fast as the slower end of the link;
+    what keeps parameters equal that several stages use, at its own rate and after every microbatch,
+    as with an `update_frequency` of 1.
     """
 
     def __init__(self, memory: MemoryModel, nodes: Sequence[NodeSpec]) -> None:
@@ -67,6 +69,7 @@ class StageTimes:
         self._flops = [node.flops or DEFAULT_FLOPS for node in nodes]
         rates = [node.bandwidth_bps / _BITS_PER_BYTE for node in nodes]
         links = [min(pair) for pair in itertools.pairwise(rates)]
+        self._rates = rates
         self._to_next = [*links, np.inf]
         self._to_previous = [np.inf, *links]
         self._limits = [min(node.memory_bytes, _NO_LIMIT) for node in nodes]
@@ -77,7 +80,10 @@ class StageTimes:
         computing = (table.work[end] - table.work[start]) / self._flops[index]
         activations = table.forward_bytes[end] / self._to_next[index]
         gradients = table.backward_bytes[start] / self._to_previous[index]
-        slower: Floats = np.maximum(computing, activations + gradients)
+        sending = activations + gradients
+        if table.shared:
+            sending = sending + self.memory.exchanged_bytes(start, end) / self._rates[index]
+        slower: Floats = np.maximum(computing, sending)
         return slower
 
     def costs(self, index: int, start: Ints, end: Ints) -> Floats:
@@ -98,13 +104,25 @@ class StageTimes:
         return min(int(max(in_time, in_memory)), end - 1)
 
     def can_fit(self) -> bool:
-        """Whether some cutting keeps every stage within its node's memory; cheap to ask."""
+        """Whether some cutting keeps every stage within its node's memory; cheap to ask.
+
+        With shared tensors a stage is no sum of what its two ends add: only where no bound decides
+        it takes a search.
+        """
+        fits = self._fits_with_shared(0)
+        if not fits or not self.memory.table.shared:
+            return fits
+        return self._fits_with_shared(1) or bool(np.isfinite(slowest_stage(self)))
+
+    def _fits_with_shared(self, factor: int) -> bool:
+        """As `can_fit`, if every stage held none (0) or as much as it can (1) of what is shared."""
         trained = self.memory.table.num_trained
         # The last boundary from which a stage that ends here still has something to train.
         latest = np.searchsorted(trained, trained) - 1
         is_reached = np.arange(len(trained)) == 0
         for index, limit in enumerate(self._limits):
             from_end, from_start = self.memory.parts(index, self.num_stages)
+            from_end = from_end + factor * self.memory.most_shared_bytes(index, self.num_stages)
             least = np.minimum.accumulate(np.where(is_reached, from_start, _NO_LIMIT // 2))
             is_reached = (latest >= 0) & (from_end + least[latest] <= limit)
         return bool(is_reached[-1])
@@ -121,7 +139,8 @@ class StageTimes:
             needed_bytes=tuple(
                 int(self.memory.stage_bytes(i, j, k, self.num_stages)) for k, i, j in stages
             ),
-            cut_bytes=int((table.forward_bytes[inner] + table.backward_bytes[inner]).sum()),
+            cut_bytes=int((table.forward_bytes[inner] + table.backward_bytes[inner]).sum())
+            + sum(int(self.memory.exchanged_bytes(i, j)) for _, i, j in stages),
         )
 
 
@@ -188,10 +207,11 @@ def _least_total(times: StageTimes, limit: float) -> list[int]:
             costs = times.costs(index, starts[:, None], ends[None, :])
             sums = total[starts, None] + np.where(costs <= limit, costs, np.inf)
             least = sums.min(axis=0)
-            tied = np.where(sums == least, num_bytes[starts, None], _NO_LIMIT)
-            chosen = starts[tied.argmin(axis=0)]
-            following[ends], origin[ends] = least, chosen
-            bytes_following[ends] = num_bytes[chosen] + crossing[ends]
+            exchanged = times.memory.exchanged_bytes(starts[:, None], ends[None, :])
+            moved = num_bytes[starts, None] + exchanged
+            tied = np.where(sums == least, moved, _NO_LIMIT)
+            following[ends], origin[ends] = least, starts[tied.argmin(axis=0)]
+            bytes_following[ends] = tied.min(axis=0) + crossing[ends]
         total, num_bytes = following, bytes_following
         origins.append(origin)
     boundaries = [table.last]

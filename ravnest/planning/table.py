@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ravnest.capture.costs import GraphCosts
+from ravnest.capture.costs import GraphCosts, ParameterCost
 from ravnest.planning.settings import BACKWARD_AND_FORWARD, FLOPS_PER_BYTE_WRITTEN
 
+Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _Number = TypeVar("_Number", np.int64, np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTensor:
+    """A tensor that several stages may use: the first owns it, the others hold copies.
+
+    Attributes:
+        num_bytes: bytes of its values.
+        trainable: copies then get gradients, and are kept equal.
+        next_use: per boundary the position of the first use after it, the end of the graph when
+            there is none.
+        last_use: position of the last use.
+    """
+
+    num_bytes: int
+    trainable: bool
+    next_use: Ints
+    last_use: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +50,7 @@ class CostTable:
         num_trained: number of trainable parameters before it.
         forward_bytes: activation bytes that cross it; at the start the inputs, at the end 0.
         backward_bytes: gradient bytes that cross it; 0 at both ends.
+        shared: tensors that stages may hold copies of.
     """
 
     positions: Ints
@@ -40,6 +61,7 @@ class CostTable:
     num_trained: Ints
     forward_bytes: Ints
     backward_bytes: Ints
+    shared: tuple[SharedTensor, ...] = ()
 
     @property
     def last(self) -> int:
@@ -65,8 +87,13 @@ class CostTable:
         order = np.lexsort((np.arange(len(owner)), crossing, owner))
         _, first = np.unique(owner[order], return_index=True)
         kept = np.concatenate(([0], np.sort(order[first]) + 1, [self.last]))
-        fields = (field.name for field in dataclasses.fields(self))
-        return CostTable(**{name: getattr(self, name)[kept] for name in fields})
+        names = (field.name for field in dataclasses.fields(self) if field.name != "shared")
+        return CostTable(
+            **{name: getattr(self, name)[kept] for name in names},
+            shared=tuple(
+                dataclasses.replace(each, next_use=each.next_use[kept]) for each in self.shared
+            ),
+        )
 
 
 def cost_table(costs: GraphCosts) -> CostTable:
@@ -96,4 +123,22 @@ def cost_table(costs: GraphCosts) -> CostTable:
         num_trained=before(count),
         forward_bytes=np.array(forward, dtype=np.int64),
         backward_bytes=np.array(backward, dtype=np.int64),
+        shared=tuple(_shared(costs.stored, positions)),
     )
+
+
+def _shared(stored: Sequence[ParameterCost], positions: Ints) -> Iterator[SharedTensor]:
+    """Shared tensors, those with uses between the same boundaries as one."""
+    together: dict[tuple[bool, bytes], SharedTensor] = {}
+    for tensor in stored:
+        if not tensor.uses:
+            continue
+        # Only between which boundaries a use lies counts; so it may stand at the first of them.
+        uses = positions[np.searchsorted(positions, tensor.uses, side="right") - 1]
+        following = np.append(uses, positions[-1])
+        next_use = following[np.searchsorted(uses, positions)]
+        key = (tensor.trainable, next_use.tobytes())
+        known = together.get(key)
+        num_bytes = tensor.num_bytes + (0 if known is None else known.num_bytes)
+        together[key] = SharedTensor(num_bytes, tensor.trainable, next_use, int(uses[-1]))
+    yield from together.values()

@@ -6,7 +6,7 @@ Knows named values and weight versions; knows no neighbours, no schedule and no 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class StageState:
         parameters: in the model's order.
         trainable: names that get gradients.
         buffers: persistent buffers.
+        replicas: trainable parameters that another stage owns and steps.
         constants: non-persistent buffers and constants of the graph.
     """
 
@@ -37,6 +38,7 @@ class StageState:
     trainable: frozenset[str]
     buffers: Mapping[str, torch.Tensor]
     constants: Mapping[str, torch.Tensor]
+    replicas: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class _InFlight:
     inputs: Mapping[str, Value]
     results: Mapping[str, Value]
     weights: WeightVersion
+    replicas: WeightVersion
 
 
 class StageEngine:
@@ -79,8 +82,12 @@ class StageEngine:
         }
         self._buffers = {name: tensor.to(device) for name, tensor in state.buffers.items()}
         self._constants = {name: tensor.to(device) for name, tensor in state.constants.items()}
-        self.module = StageModule(self._parameters, self._buffers, self._constants)
+        replicas = {
+            name: torch.nn.Parameter(tensor.to(device)) for name, tensor in state.replicas.items()
+        }
+        self.module = StageModule(self._parameters, self._buffers, self._constants | replicas)
         self.weights = WeightVersions(self._parameters)
+        self.replicas = WeightVersions(replicas)
         self.updater = Updater(self._parameters.values(), settings)
         self._in_flight: dict[MicrobatchId, _InFlight] = {}
 
@@ -107,15 +114,15 @@ class StageEngine:
         Raises:
             TrainingError: a value is missing, or the loss is no differentiable scalar.
         """
-        weights = self.weights.acquire()
+        weights, replicas = self.weights.acquire(), self.replicas.acquire()
         given = self._prepare(self._train, inputs, microbatch, with_gradients=True)
         with torch.enable_grad(), self.randomness.microbatch(microbatch) as seed_operator:
             results: Mapping[str, Value] = self._train(
-                self._state(weights.tensors), given, seed_operator
+                self._state(weights.tensors, replicas.tensors), given, seed_operator
             )
             if loss_function is not None:
                 results = {"loss": _checked_loss(loss_function(results), microbatch)}
-        self._in_flight[microbatch] = _InFlight(given, results, weights)
+        self._in_flight[microbatch] = _InFlight(given, results, weights, replicas)
         return {name: _detached(value) for name, value in results.items()}
 
     def backward(
@@ -137,6 +144,7 @@ class StageEngine:
             if roots:
                 torch.autograd.backward(roots, starts)
         self.weights.release(flight.weights)
+        self.replicas.release(flight.replicas)
         return {
             spec.name: flight.inputs[spec.name].grad
             for spec in self._train.inputs
@@ -153,7 +161,8 @@ class StageEngine:
         """Runs the stage in evaluation mode with the newest weights, without gradients."""
         given = self._prepare(self._evaluation, inputs, microbatch, with_gradients=False)
         with torch.no_grad(), self.randomness.microbatch(microbatch) as seed_operator:
-            return self._evaluation(self._state(self.weights.current()), given, seed_operator)
+            state = self._state(self.weights.current(), self.replicas.current())
+            return self._evaluation(state, given, seed_operator)
 
     def averaged_tensors(self) -> dict[str, torch.Tensor]:
         """Live parameters and persistent buffers by name, safe to overwrite in place.
@@ -182,8 +191,10 @@ class StageEngine:
         tensors = {**self._parameters, **self._buffers}
         return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
 
-    def _state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {**weights, **self._buffers, **self._constants}
+    def _state(
+        self, weights: Mapping[str, torch.Tensor], replicas: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        return {**weights, **replicas, **self._buffers, **self._constants}
 
     def _prepare(
         self,

@@ -25,6 +25,9 @@ class Schedule(StrEnum):
     ASYNC: no flush within an epoch; a stage steps whenever `update_frequency` gradients have come.
         Stage i of S computes with weights up to S-1-i steps older than the ones its gradient
         updates.
+
+    In both, a stage that uses a parameter of an earlier stage computes a microbatch with the
+    version that the owner computed it with: all uses agree, and its age is the owner's.
     """
 
     ONE_F_ONE_B = "1f1b"

@@ -8,7 +8,7 @@ storage, so the old version stays whole for as long as it is referenced and not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +74,39 @@ class WeightVersions:
         version.references -= 1
         if version is not self._current and version.references == 0:
             self._num_stashed -= 1
+
+    def take_gradients(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Removes the gradients summed so far and returns those there are, dense, by name."""
+        taken: dict[str, torch.Tensor] = {}
+        for name in names:
+            parameter = self._parameters[name]
+            if parameter.grad is not None:
+                taken[name] = parameter.grad.to_dense()
+                parameter.grad = None
+        return taken
+
+    def add_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Adds gradients that another stage computed for the same parameters."""
+        for name, gradient in gradients.items():
+            parameter = self._parameters[name]
+            added = gradient.to(parameter.device)
+            # Out of place, and the dense one first: its sum with a sparse one is dense.
+            parameter.grad = added if parameter.grad is None else added + parameter.grad
+
+    def copies(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """The newest values in memory of their own on the CPU, by name."""
+        return {name: self._parameters[name].detach().to("cpu", copy=True) for name in names}
+
+    def overwrite(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Makes a new version with other values; forward passes in flight keep theirs."""
+        self.begin_update()
+        for name, value in values.items():
+            self._parameters[name].data.copy_(value)
+        self.end_update()
+
+    def form_of(self, name: str) -> tuple[torch.Size, torch.dtype]:
+        """Shape and dtype of a parameter."""
+        return self._parameters[name].shape, self._parameters[name].dtype
 
     def begin_update(self) -> None:
         """Must be called before the parameters change in place."""

@@ -29,6 +29,8 @@ class FrameKind(IntEnum):
     RING_CHUNK = 10
     RING_VOTE = 11
     TARGETS = 12
+    TIED_GRADIENTS = 13
+    TIED_VALUES = 14
 
 
 class Codec(IntEnum):

@@ -62,8 +62,9 @@ def train_chain(stages: Sequence[LoadedStage], args: Any, kwargs: Mapping[str, A
     values: dict[str, Any] = dict(stages[0].signature.bind(args, kwargs))
     states, records = [], []
     for stage in stages:
-        state = {n: t.clone() for n, t in (stage.parameters | stage.buffers).items()}
-        for name in stage.trainable:
+        owned = stage.parameters | stage.buffers | stage.replicas
+        state = {n: t.clone() for n, t in owned.items()}
+        for name in (*stage.trainable, *stage.replicas):
             state[name].requires_grad_()
         state |= {n: t.clone() for n, t in stage.constants.items()}
         inputs = {}
@@ -85,12 +86,11 @@ def train_chain(stages: Sequence[LoadedStage], args: Any, kwargs: Mapping[str, A
         records.append((inputs, values))
     output = unflatten(stages[-1].train.output_structure, list(values.values()))
     _backward(stages, records, output)
-    gradients = {
-        name: state[name].grad
-        for stage, state in zip(stages, states, strict=True)
-        for name in stage.trainable
-        if state[name].grad is not None
-    }
+    gradients: dict[str, torch.Tensor] = {}
+    for stage, state in zip(stages, states, strict=True):
+        for name in (*stage.trainable, *stage.replicas):
+            if (gradient := state[name].grad) is not None:
+                gradients[name] = gradients[name] + gradient if name in gradients else gradient
     buffers = {n: s[n] for stage, s in zip(stages, states, strict=True) for n in stage.buffers}
     return Result(output, gradients, buffers)
 
@@ -113,7 +113,7 @@ def eval_chain(stages: Sequence[LoadedStage], args: Any, kwargs: Mapping[str, An
     values: dict[str, Any] = dict(stages[0].signature.bind(args, kwargs))
     with torch.no_grad():
         for stage in stages:
-            state = {**stage.parameters, **stage.buffers, **stage.constants}
+            state = {**stage.parameters, **stage.buffers, **stage.replicas, **stage.constants}
             values = stage.eval(state, values, seed_operator)
     return unflatten(stages[-1].eval.output_structure, list(values.values()))
 

@@ -128,7 +128,7 @@ def test_no_cut_inside_a_tuple_a_shared_norm_or_a_written_view() -> None:
     assert not legal & set(range(first + 1, last + 1))
 
 
-def test_the_eval_graph_forbids_cuts_too() -> None:
+def test_the_eval_graph_has_a_say_in_where_parameters_are_used() -> None:
     class SwapsInEval(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -139,7 +139,10 @@ def test_the_eval_graph_forbids_cuts_too() -> None:
             return self.out(torch.tanh(two(torch.tanh(one(x)))))
 
     costs = capture_model(SwapsInEval(), (torch.randn(3, 4),)).costs
-    assert [cut.position for cut in costs.cuts] == [3, 4]
+    assert [cut.position for cut in costs.cuts] == [1, 2, 3, 4]
+    uses = {each.name: each.uses for each in costs.stored}
+    assert uses["a.weight"] == (0, 2)  # the train graph's, and beside b.weight in the eval graph
+    assert uses["b.weight"] == ()
 
 
 def test_an_illegal_cut_is_refused_with_the_nearest_legal_ones() -> None:

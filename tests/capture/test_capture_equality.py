@@ -16,8 +16,6 @@ from capture_chain import (
 )
 from capture_zoo import CASES, build, call, captured
 
-from ravnest.capture.exporting import capture_model
-
 EVERY_CUT = ("mlp", "norm_twice", "buffers", "no_grad_ema", "frozen", "dict", "views")
 EVERY_CUT += ("modes_differ", "cnn", "several")
 
@@ -79,31 +77,6 @@ def test_state_dict_of_all_stages_is_the_models(name: str) -> None:
     merged = {key: merged[key] for key in state.state_names}
     model.load_state_dict(merged, strict=True)
     assert_same(merged, dict(build(name).state_dict()))
-
-
-def test_tied_weights_stay_on_one_stage_under_one_name() -> None:
-    class Tied(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.emb, self.mid = torch.nn.Embedding(9, 8), torch.nn.Linear(8, 8)
-            self.head, self.tail = torch.nn.Linear(8, 9, bias=False), torch.nn.Linear(9, 4)
-            self.head.weight = self.emb.weight
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return self.tail(torch.tanh(self.head(torch.tanh(self.mid(self.emb(ids))))))
-
-    model, ids = Tied(), torch.randint(0, 9, (4, 3))
-    tied = capture_model(model, (ids,))
-    assert tied.state.aliases == {"head.weight": "emb.weight"}
-    assert tied.state.state_names == tuple(model.state_dict())
-    computing = [str(node.target) for node in tied.train.computing]
-    last_use = max(i for i, op in enumerate(computing) if "linear" in op and i < len(computing) - 1)
-    assert [cut.position for cut in tied.costs.cuts] == list(range(last_use + 1, len(computing)))
-    for cut in tied.costs.cuts:
-        actual = train_chain(through_files(tied, [cut.position]), (ids,), {})
-        expected = train_original(model, tied, (ids,), {})
-        assert_same(actual.output, expected.output)
-        assert_same(actual.gradients, {n: expected.gradients[n] for n in actual.gradients})
 
 
 def test_a_gradient_reaches_a_skip_over_two_stages() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,14 @@ from ravnest.errors import HashMismatchError, PlanFileError
 from ravnest.plan.codec import canonical_json, decode, encode, sealed
 from ravnest.plan.files import load_node_plan, load_plan, verify_stage_files, write_plan
 from ravnest.plan.identity import Role
-from ravnest.plan.model import PeerSpec, Plan, RingMembership, StagePlan
+from ravnest.plan.model import (
+    PeerSpec,
+    Plan,
+    Replica,
+    RingMembership,
+    SharedParameter,
+    StagePlan,
+)
 
 WriteStage = Callable[[StagePlan, Path], None]
 
@@ -91,6 +99,33 @@ def test_a_node_plan_has_all_that_a_node_needs(node_data: Path) -> None:
     root, leaf = load_node_plan(node_data, 1), load_node_plan(node_data, 4)
     assert (root.role, root.backward_target, root.is_root) == (Role.ROOT, None, True)
     assert (leaf.role, leaf.forward_target, leaf.is_leaf) == (Role.LEAF, None, True)
+
+
+def test_owners_and_holders_of_a_parameter_know_each_other(
+    tmp_path: Path, published_plan: Plan, write_stage: WriteStage
+) -> None:
+    name = "conv2d_1.bias"
+    owners = {0: 1, 1: 0}  # the root of each cluster
+    stages = tuple(
+        dataclasses.replace(stage, replicas=(Replica(name, owners[stage.cluster_id]),))
+        if stage.node_id in (2, 5, 4)
+        else stage
+        for stage in published_plan.stages
+    )
+    write_plan(tmp_path, dataclasses.replace(published_plan, stages=stages), write_stage)
+    assert load_plan(tmp_path).stage_of(2).replicas == (Replica(name, 1),)
+    plans = {i: load_node_plan(tmp_path, i) for i in range(6)}
+    assert {i: plan.shared for i, plan in plans.items() if plan.shared} == {
+        1: (SharedParameter(name, (2, 5)),),
+        0: (SharedParameter(name, (4,)),),
+    }
+    assert {i: plan.replicas for i, plan in plans.items() if plan.replicas} == {
+        2: (Replica(name, 1),),
+        5: (Replica(name, 1),),
+        4: (Replica(name, 0),),
+    }
+    assert {1, 2} <= {peer.node_id for peer in plans[5].peers}
+    assert {2, 5} <= {peer.node_id for peer in plans[1].peers}
 
 
 def test_a_node_needs_only_its_own_files(node_data: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from ravnest.capture.stage_file import load_stage
 from ravnest.errors import CaptureError, ConfigError, NotEnoughMemoryError, PlanningError
 from ravnest.plan.files import load_node_plan, load_plan, verify_stage_files
-from ravnest.plan.model import Plan
+from ravnest.plan.model import Plan, Replica
 from ravnest.planning.clusterize import clusterize
 
 
@@ -84,6 +84,8 @@ def _check_written(plan: Plan, folder: Path, model: nn.Module) -> None:
             loaded = load_stage(folder / f"cluster_{stage.cluster_id}/node_{node_id}")
             assert tuple(loaded.parameters) == stage.parameters
             assert tuple(loaded.buffers) == stage.buffers
+            owners = {replica.name: cluster.index(replica.owner) for replica in stage.replicas}
+            assert loaded.replica_owners == owners
             found |= {**loaded.parameters, **loaded.buffers}
         assert sorted((*found, *plan.aliases)) == sorted(expected)
         for name, tensor in found.items():
@@ -116,6 +118,29 @@ def test_a_cnn_is_planned_twice_with_the_same_bytes(
     again = clusterize(model, example, node_data=folders[0], num_clusters=num_clusters)
     assert again == plans[0]
     assert _files(folders[0]) == _files(folders[1])
+
+
+def test_a_tied_pair_is_cut_apart(
+    tmp_path: Path, example: tuple[torch.Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.three = (nn.Linear(64, 64) for _ in range(3))
+            self.three.weight = self.one.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(self.two(torch.relu(self.one(x.flatten(1)))))
+            return self.three(x)
+
+    model = Tied()
+    folder = _configure(tmp_path / "node_data", 5)
+    plan = clusterize(model, example, node_data=folder, num_clusters=2)
+    _check_written(plan, folder, model)
+    for cluster in plan.clusters:
+        *others, leaf = (plan.stage_of(node_id) for node_id in cluster)
+        assert leaf.replicas == (Replica("one.weight", cluster[0]),)
+        assert not any(stage.replicas for stage in others)
 
 
 def test_keyword_inputs_and_a_config_file_elsewhere(

@@ -28,14 +28,17 @@ def _costs(draw: st.DrawFn) -> GraphCosts:
     small = st.integers(0, 9)
     few = st.integers(0, draw(st.sampled_from((1, 2, 50))))  # few values make many ties
     places = draw(st.sets(st.integers(1, num - 1))) if num > 1 else set()
-    stored = draw(st.lists(st.tuples(small, st.booleans(), st.integers(0, num - 1)), max_size=12))
+    uses = st.sets(st.integers(0, num - 1), min_size=1, max_size=3).map(sorted)
+    stored = draw(st.lists(st.tuples(small, st.booleans(), uses), max_size=12))
     return GraphCosts(
         forward_flops=tuple(float(draw(few)) for _ in range(num)),
         saved_bytes=tuple(draw(small) for _ in range(num)),
         output_bytes=tuple(draw(few) for _ in range(num)),
         stored=tuple(
-            ParameterCost(f"p{i}", num_bytes, trainable, True, position)
-            for i, (num_bytes, trainable, position) in enumerate(stored)
+            ParameterCost(
+                f"p{i}", num_bytes, trainable, True, places[0], tuple(places if places[1:] else ())
+            )
+            for i, (num_bytes, trainable, places) in enumerate(stored)
         ),
         cuts=tuple(Cut(place, draw(small), draw(small)) for place in sorted(places)),
         input_bytes=draw(small),
@@ -67,7 +70,21 @@ def _every_rank(times: StageTimes, costs: GraphCosts) -> Iterator[tuple[float, f
         crossing = [
             costs.cuts[i - 1].forward_bytes + costs.cuts[i - 1].backward_bytes for i in inner
         ]
-        yield max(exact), sum(exact), sum(crossing)
+        yield max(exact), sum(exact), sum(crossing) + sum(_exchanged(costs, s) for s in stages)
+
+
+def _exchanged(costs: GraphCosts, stage: tuple[int, int, int]) -> int:
+    """Values that a stage sends to replicas, and gradients of its own replicas."""
+    _, start, end = stage
+    places = [0, *(cut.position for cut in costs.cuts), costs.num_positions]
+    low, high = places[start], places[end]
+    return sum(
+        tensor.num_bytes
+        for tensor in costs.stored
+        if tensor.trainable
+        and any(low <= use < high for use in tensor.uses)
+        and (tensor.position < low or tensor.uses[-1] >= high)
+    )
 
 
 def _cost(times: StageTimes, costs: GraphCosts, stage: tuple[int, int, int]) -> float | None:
@@ -88,6 +105,7 @@ def _cost(times: StageTimes, costs: GraphCosts, stage: tuple[int, int, int]) -> 
     if index > 0:
         rate = min(node.bandwidth_bps, nodes[index - 1].bandwidth_bps) / 8
         sending += costs.cuts[start - 1].backward_bytes / rate
+    sending += _exchanged(costs, stage) / (node.bandwidth_bps / 8)
     return max(computing / (node.flops or 0), sending)
 
 

@@ -77,3 +77,58 @@ def test_the_whole_model_and_the_smallest_stage() -> None:
     )
     first = 4 * 1000 + (100 + 50 + 10) + 2 * (50 + 10 + 7)
     assert model.smallest_stage_bytes() == RUNTIME_FOOTPRINT_BYTES + first
+
+
+def _shared_bytes(costs: GraphCosts, *, schedule: Schedule = Schedule.ONE_F_ONE_B) -> list[int]:
+    """What shared tensors add to each stage of the cut into three."""
+    alone = replace(costs, stored=tuple(replace(each, uses=()) for each in costs.stored))
+    models = [
+        MemoryModel(cost_table(each), PlanningSettings(schedule), True) for each in (costs, alone)
+    ]
+    bounds = [(i, np.array(i), np.array(i + 1)) for i in range(3)]
+    return [
+        int(np.subtract(*(model.stage_bytes(start, end, i, 3) for model in models)))
+        for i, start, end in bounds
+    ]
+
+
+def _with_uses(name: str, *uses: int) -> GraphCosts:
+    return replace(
+        COSTS,
+        stored=tuple(
+            replace(each, uses=uses, position=uses[0]) if each.name == name else each
+            for each in COSTS.stored
+        ),
+    )
+
+
+def test_replicas_hold_values_gradients_versions_and_messages() -> None:
+    tied = _with_uses("a.weight", 0, 3)
+    assert _shared_bytes(tied) == [2 * 1000, 0, 4 * 1000]  # the stage in between has none
+    assert _shared_bytes(tied, schedule=Schedule.ASYNC) == [2 * 1000, 0, 4 * 1000]
+    everywhere = _with_uses("a.weight", 0, 1, 2, 3)
+    assert _shared_bytes(everywhere) == [2 * 1000, 4 * 1000, 4 * 1000]
+    assert _shared_bytes(everywhere, schedule=Schedule.ASYNC) == [2 * 1000, 5 * 1000, 4 * 1000]
+    assert _shared_bytes(_with_uses("b.weight", 1, 2)) == [0, 0, 0]  # on one stage
+
+
+def test_copies_of_frozen_tensors_are_held_once() -> None:
+    assert _shared_bytes(_with_uses("b.frozen", 1, 3)) == [0, 0, 500]
+
+
+def test_tensors_used_by_the_same_stages_are_counted_together() -> None:
+    costs = replace(
+        COSTS,
+        stored=(
+            *COSTS.stored,
+            ParameterCost("d", 10, True, True, 0, (0, 1)),
+            ParameterCost("e", 20, True, True, 0, (0, 2)),
+            ParameterCost("f", 40, True, True, 0, (0, 3)),
+        ),
+    )
+    table = cost_table(costs)
+    assert sorted(each.num_bytes for each in table.shared) == [30, 40]
+    model = MemoryModel(table, PlanningSettings(), False)
+    start, end = np.array([0, 1, 2]), np.array([1, 2, 3])
+    assert model.exchanged_bytes(start, end).tolist() == [70, 30, 40]
+    assert model.exchanged_bytes(np.array(0), np.array(3)) == 0

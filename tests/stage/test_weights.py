@@ -70,3 +70,27 @@ def test_an_optimizer_that_replaces_storage_is_followed() -> None:
     parameter.data = torch.tensor([7.0, 8.0])
     versions.end_update()
     assert versions.current()["w"].tolist() == [7.0, 8.0]
+
+
+def test_gradients_of_another_stage_add_up_whatever_their_layout() -> None:
+    parameter, _, versions = linear()
+    versions.add_gradients({"w": torch.tensor([1.0, 2.0])})
+    versions.add_gradients({"w": torch.tensor([3.0, 4.0])})
+    assert versions.take_gradients(["w"])["w"].tolist() == [4.0, 6.0]
+    assert parameter.grad is None
+    assert versions.take_gradients(["w"]) == {}
+    parameter.grad = torch.tensor([0.0, 5.0]).to_sparse()
+    versions.add_gradients({"w": torch.tensor([1.0, 1.0])})
+    assert versions.take_gradients(["w"])["w"].tolist() == [1.0, 6.0]
+
+
+def test_other_values_are_a_version_of_their_own() -> None:
+    parameter, _, versions = linear()
+    old = versions.acquire()
+    copies = versions.copies(["w"])
+    versions.overwrite({"w": torch.tensor([7.0, 8.0])})
+    assert (versions.number, versions.num_stashed) == (1, 1)
+    assert old.tensors["w"].tolist() == copies["w"].tolist() == [2.0, -1.0]
+    assert parameter.tolist() == versions.current()["w"].tolist() == [7.0, 8.0]
+    versions.release(old)
+    assert versions.num_stashed == 0
