@@ -278,3 +278,23 @@ def test_a_model_larger_than_memory_is_skipped(
     with caplog.at_level(logging.INFO, "ravnest"):
         assert prepare_test(build("mlp"), *call("mlp"), captured("mlp")) is None
     assert "of memory, 2.05 kB are free" in caplog.text
+
+
+def test_gradients_of_replicas_are_summed(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb, self.mid = nn.Embedding(9, 8), nn.Linear(8, 8)
+            self.head = nn.Linear(8, 9, bias=False)
+            self.head.weight = self.emb.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.tanh(self.mid(self.emb(ids))))
+
+    model, example = Tied(), (torch.randint(0, 9, (4, 3)),)
+    captured_model = capture_model(model, example)
+    test = prepare_test(model, example, {}, captured_model)
+    assert test is not None
+    folders = write(captured_model, 2, tmp_path)
+    assert "emb.weight" in load_file(folders[1] / WEIGHTS_FILE)
+    test.check(folders)
