@@ -180,6 +180,15 @@ def doubled(example: Example) -> Example:
     return dataclasses.replace(example, leaves=leaves)
 
 
+def without_values(example: Example) -> Example:
+    """The example on the meta device, for a model that is there."""
+    leaves = tuple(
+        ExampleTensor(leaf.path, leaf.value.to("meta")) if isinstance(leaf, ExampleTensor) else leaf
+        for leaf in example.leaves
+    )
+    return dataclasses.replace(example, leaves=leaves)
+
+
 def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 

@@ -14,7 +14,14 @@ from ravnest.capture.caches import caches_off, caching_configs
 from ravnest.capture.costs import GraphCosts
 from ravnest.capture.cuts import Placement, place
 from ravnest.capture.diagnosis import Attempt, first_lines, tried
-from ravnest.capture.example import Example, ExampleTensor, doubled, take_example, tile_single
+from ravnest.capture.example import (
+    Example,
+    ExampleTensor,
+    doubled,
+    take_example,
+    tile_single,
+    without_values,
+)
 from ravnest.capture.graphs import CapturedGraph
 from ravnest.capture.measuring import measure
 from ravnest.capture.normalizing import normalize
@@ -67,7 +74,8 @@ def capture_model(
     The model, its training flags and the random generators are afterwards as before.
 
     Args:
-        model: any module; submodules frozen by `.eval()` inside a training model stay frozen.
+        model: any module, also one on the meta device; submodules frozen by `.eval()` inside a
+            training model stay frozen.
         args: example positional inputs.
         kwargs: example keyword inputs; non-tensor values become part of the graph.
         leaves: submodules that stay code, which providers must trust: by path the factory
@@ -86,6 +94,8 @@ def capture_model(
     state = take_inventory(model)
     example = take_example(model, args, kwargs or {})
     check_leaves(model, leaves or {})
+    if any(each.tensor.is_meta for each in state.stored.values()):
+        example = without_values(example)
     traced, traced_eval = _trace_modes(model, tile_single(example), leaves or {})
     names = [f"input.{leaf.path}" for leaf in example.leaves if isinstance(leaf, ExampleTensor)]
     train, train_tensors = normalize(traced, names, "train")

@@ -10,9 +10,10 @@ operator `leaf` runs a submodule that stayed code; `leaf` then says which.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -151,13 +152,13 @@ def _specs_from_data(field: Field) -> tuple[ValueSpec, ...]:
     return tuple(specs)
 
 
-def program_from_data(
+def checked_program(
     field: Field,
     state: Mapping[str, tuple[int, ...]],
     device: torch.device,
     trusted: Collection[str] = (),
-) -> StageProgram:
-    """Builds the program of one mode.
+) -> Callable[[], StageProgram]:
+    """Checks the program of one mode; what is returned compiles it, once all else is checked too.
 
     Args:
         field: data of `graph_to_data`, from a file nobody vouches for.
@@ -178,7 +179,8 @@ def program_from_data(
     if len(results) != len(outputs):
         field["results"].fail(f"has {len(results)} values for {len(outputs)} outputs")
     structure = field["structure"]
-    return builder.finish(
+    return functools.partial(
+        builder.finish,
         tuple(results),
         outputs,
         None if structure.value is None else structure_from_data(structure, len(outputs)),

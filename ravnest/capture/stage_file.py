@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ravnest.capture.dtypes import dtype_name, dtype_of
-from ravnest.capture.graph_json import graph_to_data, program_from_data
+from ravnest.capture.graph_json import checked_program, graph_to_data
 from ravnest.capture.program import StageProgram
 from ravnest.capture.signature import InputSignature
 from ravnest.capture.signature_json import signature_from_data, signature_to_data
@@ -74,12 +75,18 @@ class _Declared:
     owner: int = 0
 
 
-def write_stage(stage: StageGraphs, directory: Path) -> None:
+def write_stage(
+    stage: StageGraphs,
+    directory: Path,
+    values_of: Callable[[StoredTensor], torch.Tensor] = attrgetter("tensor"),
+) -> None:
     """Writes a stage's two files; the same stage gives the same bytes.
 
     Args:
         stage: one of `split`'s.
         directory: made when it is not there; only the two files are written.
+        values_of: gives the values of a tensor, in its dtype and shape; by default the model's own.
+            All of a stage's are held until it is written.
 
     Raises:
         CaptureError: an operator, argument or tensor that a file cannot hold.
@@ -105,7 +112,9 @@ def write_stage(stage: StageGraphs, directory: Path) -> None:
     }
     text = json.dumps(data, sort_keys=True, allow_nan=False, separators=(",", ":"))
     groups = (stage.parameters, stage.buffers, stage.replicas, stage.constants)
-    tensors = {name: _contents(each) for group in groups for name, each in group.items()}
+    tensors = {
+        name: _contents(name, values_of(each)) for group in groups for name, each in group.items()
+    }
     directory.mkdir(parents=True, exist_ok=True)
     (directory / GRAPH_FILE).write_bytes(text.encode("utf-8"))
     save_file(tensors, directory / WEIGHTS_FILE)
@@ -115,6 +124,8 @@ def load_stage(
     directory: Path, device: torch.device | str = "cpu", trusted: Collection[str] = ()
 ) -> LoadedStage:
     """Reads a stage back without trusting it: nothing in the files can run code.
+
+    Both files are checked whole before a program is compiled.
 
     Args:
         directory: holds the two files of `write_stage`.
@@ -127,8 +138,10 @@ def load_stage(
     """
     device = torch.device(device)
     field = read(directory / GRAPH_FILE)
-    if isinstance(field.value, dict) and field.value.get("schema") not in (None, SCHEMA_VERSION):
-        field["schema"].fail(f"expected {SCHEMA_VERSION}, got {field.value['schema']!r}")
+    if isinstance(field.value, dict) and "schema" in field.value:
+        schema = field.value["schema"]
+        if type(schema) is not int or schema != SCHEMA_VERSION:
+            field["schema"].fail(f"expected {SCHEMA_VERSION}, got {str(schema)[:80]}")
     field.members(
         (
             *("schema", "stage", "num_stages", "parameters", "buffers", "replicas", "constants"),
@@ -139,9 +152,10 @@ def load_stage(
     index = field["stage"].integer(high=num_stages - 1)
     declared = {each.name: each for each in _declared(field, index)}
     signature = field["signature"]
+    checked_signature = None if signature.value is None else signature_from_data(signature)
     shapes = {each.name: each.shape for each in declared.values()}
-    train = program_from_data(field["train"], shapes, device, trusted)
-    evaluation = program_from_data(field["eval"], shapes, device, trusted)
+    train = checked_program(field["train"], shapes, device, trusted)
+    evaluation = checked_program(field["eval"], shapes, device, trusted)
     tensors = _read_weights(directory / WEIGHTS_FILE, declared, device)
     return LoadedStage(
         index=index,
@@ -154,9 +168,9 @@ def load_stage(
             each.name: each.owner for each in declared.values() if each.group == "replicas"
         },
         constants=_group(tensors, declared, "constants"),
-        train=train,
-        eval=evaluation,
-        signature=None if signature.value is None else signature_from_data(signature),
+        train=train(),
+        eval=evaluation(),
+        signature=checked_signature,
     )
 
 
@@ -168,17 +182,17 @@ def _tensor_to_data(each: StoredTensor) -> dict[str, Any]:
     }
 
 
-def _contents(each: StoredTensor) -> torch.Tensor:
+def _contents(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's values in memory of their own, which safetensors needs."""
-    tensor = each.tensor.detach()
+    tensor = tensor.detach()
     if tensor.is_meta:
         raise CaptureError(
-            f"{each.name} is on the meta device and has no values to write",
+            f"{name} is on the meta device and has no values to write",
             hint="load the model's weights before writing its stages",
         )
     if tensor.layout is not torch.strided:
         raise CaptureError(
-            f"{each.name} is a {tensor.layout} tensor, only dense ones can be written",
+            f"{name} is a {tensor.layout} tensor, only dense ones can be written",
             hint="call to_dense() on it before capturing",
         )
     own = tensor.cpu().contiguous().resolve_conj().resolve_neg()

@@ -11,7 +11,6 @@ import torch
 from ravnest.capture.costs import ParameterCost
 from ravnest.capture.exporting import CapturedModel, capture_model
 from ravnest.capture.splitting import split
-from ravnest.capture.stage_file import write_stage
 from ravnest.capture.stages import StageGraphs
 from ravnest.config import NodeConfig, load_node_configs
 from ravnest.errors import ConfigError
@@ -20,8 +19,12 @@ from ravnest.plan.model import NodeSpec, Plan, Replica, StagePlan
 from ravnest.planning.clusters import Formation, form_clusters
 from ravnest.planning.ordering import Cluster
 from ravnest.planning.rings import form_rings, owner_of
+from ravnest.planning.self_test import prepare_test
 from ravnest.planning.settings import PlanningSettings
+from ravnest.planning.streaming import StreamedWeights, weight_source, wholly_on_meta
 from ravnest.planning.table import cost_table
+from ravnest.planning.weights import Weights
+from ravnest.planning.writing import StageWriter
 from ravnest.stage.schedule import Schedule
 
 _CONFIG_FILE = "node_configs.json"
@@ -39,6 +42,8 @@ def clusterize(
     schedule: str = "1f1b",
     optimizer_states: int = 2,
     leaves: Mapping[str, str] | None = None,
+    weights: Weights | None = None,
+    self_test: bool = True,
 ) -> Plan:
     """Plans the training of a model on the configured nodes and writes everything the nodes need.
 
@@ -61,31 +66,44 @@ def clusterize(
         leaves: submodules that cannot be captured and stay code: by path, the factory
             `package.module:function` that builds each. Providers must have the package, and name
             the factory in `Node(trusted_modules=...)`.
+        weights: where the weights of a model on the meta device come from; they are read stage by
+            stage, so that no more than one stage is ever in memory. A `.safetensors` file, an index
+            of several (`model.safetensors.index.json`), a folder with either, or a function from
+            a name of the state dict to its tensor. Names, dtypes and shapes must be the model's.
+        self_test: compare the stages, as written, with the model on the example before the plan
+            takes effect: outputs, all gradients, buffers, both modes. Costs two passes of each;
+            left out with a line in the log when the model's tensors are not in memory or there is
+            too little for it.
 
     Returns:
         The plan as written; its `str()` is what is printed.
 
     Raises:
-        ConfigError: an argument or the file of nodes is wrong.
-        CaptureError: the model cannot be captured or cut.
+        ConfigError: an argument, the file of nodes or the weights are wrong.
+        CaptureError: the model cannot be captured or cut, or its stages fail the self-test.
         NotEnoughMemoryError: the nodes cannot hold the model.
         PlanningError: there is no plan for another reason.
     """
     settings = _settings(num_clusters, schedule, optimizer_states)
+    if not isinstance(self_test, bool):
+        raise ConfigError(f"self_test is {self_test!r}; expected True or False")
     args, kwargs = _inputs(model, example_args, example_kwargs)
     folder = Path(node_data)
     config_file = folder / _CONFIG_FILE if node_configs is None else Path(node_configs)
     nodes = tuple(_node_spec(config) for config in load_node_configs(config_file))
-    captured = capture_model(model, args, kwargs, run_forward=pass_data, leaves=leaves)
+    source = weight_source(model, weights)
+    with wholly_on_meta(model):
+        captured = capture_model(model, args, kwargs, run_forward=pass_data, leaves=leaves)
+    streamed = None if source is None else StreamedWeights(captured, model, source)
     formation = form_clusters(cost_table(captured.costs), nodes, settings)
     plan = _plan(captured, nodes, formation)
     graphs = _split_once_per_cutting(captured, formation)
-
-    def write(stage: StagePlan, directory: Path) -> None:
-        cuts = formation.clusters[stage.cluster_id].cutting.cuts
-        write_stage(graphs[cuts][stage.index], directory)
-
-    written = write_plan(folder, plan, write)
+    chains = [graphs[cluster.cutting.cuts] for cluster in formation.clusters]
+    test = None
+    if self_test:
+        trusted = tuple((leaves or {}).values())
+        test = prepare_test(model, args, kwargs, captured, streamed, trusted=trusted)
+    written = write_plan(folder, plan, StageWriter(chains, streamed, test))
     print(written)  # noqa: T201  the contract's own output
     return written
 

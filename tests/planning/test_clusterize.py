@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from torch import nn
 
 from ravnest.capture.stage_file import load_stage
-from ravnest.errors import ConfigError, NotEnoughMemoryError, PlanningError
+from ravnest.errors import CaptureError, ConfigError, NotEnoughMemoryError, PlanningError
 from ravnest.plan.files import load_node_plan, load_plan, verify_stage_files
 from ravnest.plan.model import Plan, Replica
 from ravnest.planning.clusterize import clusterize
@@ -189,6 +191,40 @@ def test_too_little_memory_writes_nothing(
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["cluster_0", "nodes"]
 
 
+class Drawing(SmallCnn):
+    """Its forward depends on a number that Python draws, which a captured graph has once."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * random.random()
+
+
+def test_a_failed_self_test_writes_nothing(tmp_path: Path, example: tuple[torch.Tensor]) -> None:
+    folder = _configure(tmp_path / "node_data", 3)
+    clusterize(SmallCnn(), example, node_data=folder, num_clusters=1)
+    before = _files(folder)
+    with pytest.raises(CaptureError, match=r"self-test failed, .* in 3 stages"):
+        clusterize(Drawing(), example, node_data=folder, num_clusters=1)
+    assert _files(folder) == before
+    clusterize(Drawing(), example, node_data=folder, num_clusters=1, self_test=False)
+    assert _files(folder) != before
+
+
+def test_every_way_of_cutting_is_tested_once(
+    tmp_path: Path,
+    model: SmallCnn,
+    example: tuple[torch.Tensor],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = _configure(tmp_path / "node_data", 6)
+    with caplog.at_level(logging.INFO, "ravnest.planning"):
+        clusterize(model, example, node_data=folder, num_clusters=2)
+        _configure(folder, 5)
+        clusterize(model, example, node_data=folder, num_clusters=2)
+    tests = [record.getMessage() for record in caplog.records]
+    sizes = [text.split(" stages")[0].split()[-1] for text in tests if "equals the model" in text]
+    assert sorted(sizes) == ["2", "3", "3"]
+
+
 def test_more_clusters_than_nodes_writes_nothing(
     tmp_path: Path, model: SmallCnn, example: tuple[torch.Tensor]
 ) -> None:
@@ -219,6 +255,7 @@ def test_the_file_of_nodes_is_checked_before_the_model_is_touched(tmp_path: Path
         ({"num_clusters": 1.5}, r"num_clusters is 1\.5; expected"),
         ({"schedule": "gpipe"}, "schedule='gpipe' is unknown; expected one of '1f1b', 'async'"),
         ({"schedule": None}, "schedule=None is unknown; expected one of"),
+        ({"self_test": "no"}, "self_test is 'no'; expected True or False"),
         ({"optimizer_states": -1}, "optimizer_states is -1; expected a whole number from 0"),
         ({"optimizer_states": "adam"}, "optimizer_states is 'adam'; expected"),
     ],
