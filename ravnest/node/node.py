@@ -223,7 +223,11 @@ class Node:
             self._root.end_epoch()
 
     def trigger_save_submodel(self) -> None:
-        """Saves the trained sub-model for `model_fusion`; on the root, its whole cluster's."""
+        """Saves the trained sub-model for `model_fusion`; on the root, its whole cluster's.
+
+        May be called in the middle of an epoch; batches whose optimizer step is still to come are
+        not in it. Call `wait_for_backwards` first to have them all.
+        """
         with self._guarded():
             if self._plan.is_root:
                 self._root.save()

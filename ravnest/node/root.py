@@ -125,10 +125,13 @@ class RootDriver:
             self._parts.pipeline.advance()
 
     def save(self) -> None:
-        """Has every node of the cluster save its sub-model."""
+        """Has every node of the cluster save its sub-model, without ending the epoch.
+
+        Under `1f1b` all nodes save the weights of the same step.
+        """
+        self._require_root("trigger_save_submodel")
         self._begin()
-        if not self._parts.pipeline.is_idle:
-            self.end_epoch()
+        self._parts.pipeline.advance()
         self._parts.links.send_forward(Frame(FrameKind.SAVE))
         self._parts.saver.save()
 

@@ -247,6 +247,42 @@ def test_compression_changes_little(compression: Any, tmp_path: Path) -> None:
     assert different
 
 
+@pytest.mark.parametrize("frequency", [1, 2])
+def test_saving_in_the_middle_of_an_epoch_changes_nothing(frequency: int, tmp_path: Path) -> None:
+    """Every node saves the weights of one step, and training goes on as if nothing had been."""
+
+    class Saving(Trainer):
+        def train(self) -> None:
+            self.prelim_checks()
+            for number, (x, _) in enumerate(self.train_loader, 1):
+                self.node.forward_compute(x)
+                if number == 5:
+                    self.node.trigger_save_submodel()
+                    fused.append(
+                        model_fusion(node_data=tmp_path / "node_data", trained=tmp_path / "trained")
+                    )
+            self.node.wait_for_backwards()
+
+    fused: list[dict[str, torch.Tensor]] = []
+    run = make_plan(tmp_path, build(), (X[:4],), nodes=1)
+    run_cleanly(
+        run,
+        lambda n: Saving(n, train_loader=loader(), save=True).train(),
+        update_frequency=frequency,
+        **ADAM,
+    )
+    assert_equal(run, reference(frequency=frequency))
+    halfway = build()
+    optimizer = torch.optim.Adam(halfway.parameters(), lr=0.01)
+    for number, batch in enumerate(list(loader())[: 5 - 5 % frequency], 1):
+        criterion(halfway(batch[0]), batch).backward()
+        if number % frequency == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, parameter in halfway.named_parameters():
+        torch.testing.assert_close(fused[0][name], parameter.data, atol=1e-6, rtol=0)
+
+
 def test_a_script_may_reuse_its_batch_buffers(tmp_path: Path) -> None:
     """What is still under way when forward_compute returns is not the script's own memory."""
 
