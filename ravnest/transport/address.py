@@ -72,6 +72,16 @@ def _not_bindable(address: str, error: OSError) -> AddressInUseError:
     )
 
 
+def accepts_connections(address: str) -> bool:
+    """Tries one connection; true when somebody listens."""
+    host, port = split_address(address)
+    try:
+        socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
 def why_unreachable(address: str) -> str:
     """Tries one connection and says in words what came of it."""
     host, port = split_address(address)

@@ -38,6 +38,7 @@ class Reception:
 
     Attributes:
         refused: told where every refused stream came from, and the reason.
+        arrived: told which peer has opened a stream.
         hello_timeout_s: a stream that says nothing for so long is cut.
     """
 
@@ -49,6 +50,7 @@ class Reception:
     inbox: Inbox
     pool: BufferPool
     refused: Callable[[str, str], None]
+    arrived: Callable[[int], None]
     hello_timeout_s: float = 10.0
 
 
@@ -138,6 +140,7 @@ class IncomingLane:
         reception.inbox.open_lane(hello.sender, hello.lane, self._give_credit, window)
         self._hello = hello
         reception.peers.connected(hello.sender)
+        reception.arrived(hello.sender)
         self._responses.put(welcome(window))
         return hello.sender, hello.lane
 

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 from ravnest.errors import ConfigError, TransportError
 from ravnest.transport.address import is_loopback, split_address, why_unreachable
@@ -14,8 +13,8 @@ from ravnest.transport.envelope import (
     CONTROL_LANE,
     hello,
 )
+from ravnest.transport.grpc_channel import PeerChannel
 from ravnest.transport.grpc_incoming import Reception
-from ravnest.transport.grpc_options import CHANNEL_OPTIONS, METHOD, SERVICE, grpc
 from ravnest.transport.grpc_outgoing import OutgoingLane
 from ravnest.transport.grpc_server import LinkServer, RefusalLog
 from ravnest.transport.inbox import Inbox
@@ -75,7 +74,7 @@ class GrpcTransport(Transport):
         self._inbox = Inbox(self._peers)
         self._refusals = RefusalLog(node_id)
         self._server: LinkServer | None = None
-        self._channels: dict[int, grpc.Channel] = {}
+        self._channels: dict[int, PeerChannel] = {}
         self._lanes: dict[tuple[int, str], OutgoingLane] = {}
         self._lanes_lock = threading.Lock()
         self._closing_lock = threading.Lock()
@@ -103,6 +102,7 @@ class GrpcTransport(Transport):
             inbox=self._inbox,
             pool=BufferPool(),
             refused=self._refusals.add,
+            arrived=self._arrived,
         )
         try:
             self._server = LinkServer(self._bind, reception)
@@ -110,7 +110,7 @@ class GrpcTransport(Transport):
             self._peers.close()
             raise
         for peer, address in self._addresses.items():
-            self._channels[peer] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channels[peer] = PeerChannel(address, f"ravnest-knock-{peer}")
             self._lane(peer, CONTROL_LANE, "the control stream")
 
     def send(self, peer: int, lane: str, message: Message, *, purpose: str) -> None:
@@ -147,18 +147,22 @@ class GrpcTransport(Transport):
             # Under the lock: no lane is opened once closing has begun.
             self._peers.check(peer, purpose)
             if (peer, lane) not in self._lanes:
-                method = self._channels[peer].stream_stream(f"/{SERVICE}/{METHOD}", None, None)
                 outgoing = OutgoingLane(
                     self._peers,
                     self._settings,
                     peer,
                     lane,
                     hello=hello(self._plan_sha256, self.node_id, peer, lane),
-                    open_stream=partial(method, wait_for_ready=True),
+                    open_stream=self._channels[peer].open_stream,
                 )
-                outgoing.open()
+                self._channels[peer].open(outgoing)
                 self._lanes[peer, lane] = outgoing
             return self._lanes[peer, lane]
+
+    def _arrived(self, peer: int) -> None:
+        # A peer may arrive while `start` is still at work; then it is about to be knocked at.
+        if (channel := self._channels.get(peer)) is not None:
+            channel.knock_now()
 
     def _open_lanes(self) -> list[OutgoingLane]:
         with self._lanes_lock:
@@ -203,6 +207,8 @@ class GrpcTransport(Transport):
 
     def _release(self) -> None:
         """Cuts every stream, closes every channel, frees the port and joins all threads."""
+        for channel in self._channels.values():
+            channel.stop_opening()
         for lane in self._open_lanes():
             lane.cut()
         for channel in self._channels.values():

@@ -161,6 +161,7 @@ def test_a_stranger_that_says_nothing_is_cut(grpc_nodes):
         inbox=Inbox(peers),
         pool=BufferPool(),
         refused=lambda source, reason: refused.put(reason),
+        arrived=lambda peer: None,
         hello_timeout_s=0.2,
     )
     server = LinkServer(grpc_nodes.addresses[1], reception)
