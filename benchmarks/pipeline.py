@@ -36,9 +36,9 @@ def main() -> int:
     arguments = parse_arguments(__doc__ or "")
     repeats = 1 if arguments.quick else 3
     figures: dict[str, Any] = {}
-    for name in ("digits", "gpt"):
-        short = arguments.quick and name == "gpt"
-        figures[name] = compare(name, repeats, rounds=2 if short else 3, steps=1 if short else 3)
+    for name in ("digits",) if arguments.quick else ("digits", "gpt"):
+        steps = 1 if arguments.quick else 3
+        figures[name] = compare(name, repeats, rounds=2 if arguments.quick else 3, steps=steps)
         if not arguments.json:
             show(name, figures[name])
     figures["digits_epoch_s"] = [digits_epoch() for _ in range(repeats)]
