@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ravnest.plan.identity import Role
+from ravnest.plan.prediction import Prediction
 from ravnest.plan.text import describe
 
 SCHEMA_VERSION = 1
@@ -133,6 +134,7 @@ class Plan:
         aliases: tied names, from each further name to the name that is stored.
         state_names: every key of the original state dict, in order (aliases included).
         unused: reason per unused node id.
+        prediction: what the plan promises.
         sha256: hash over everything else; "" while the plan is being made.
     """
 
@@ -144,6 +146,7 @@ class Plan:
     aliases: dict[str, str]
     state_names: tuple[str, ...]
     unused: dict[int, str]
+    prediction: Prediction | None = None
     schema: int = SCHEMA_VERSION
     sha256: str = ""
 

@@ -1,0 +1,18 @@
+"""The `ravnest` command."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(
+    name="ravnest",
+    help="Train any PyTorch model across unequal machines on ordinary links.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Keeps verbs as verbs while there are few of them."""
