@@ -74,12 +74,19 @@ class ClusterSearch:
 
     Args:
         num_clusters: clusters that average with each other, this one included.
+        boundaries: how many boundaries are looked at.
     """
 
-    def __init__(self, table: CostTable, settings: PlanningSettings, num_clusters: int) -> None:
+    def __init__(
+        self,
+        table: CostTable,
+        settings: PlanningSettings,
+        num_clusters: int,
+        boundaries: int = SEARCH_BOUNDARIES,
+    ) -> None:
         self.full = MemoryModel(table, settings, is_averaged=num_clusters > 1)
         self.num_clusters = num_clusters
-        self.pace = Pace(self.full.thinned(SEARCH_BOUNDARIES), num_clusters)
+        self.pace = Pace(self.full.thinned(boundaries), num_clusters)
 
     def best(self, nodes: Sequence[NodeSpec]) -> Cluster | None:
         """The fastest cluster of all these nodes, or None when there is none.
@@ -108,10 +115,9 @@ class ClusterSearch:
         """The same order, cut where it is best among all legal cuts near those it has."""
         table = self.full.table
         cuts = np.searchsorted(table.positions, cluster.cutting.cuts)
-        if self.pace.size <= table.last:
-            near = table.near(cuts.tolist(), _REFINED)
-        else:
+        if self.pace.size > table.last:
             return cluster
+        near = table.near(cuts.tolist(), _REFINED)
         memory = MemoryModel(near, self.full.settings, self.full.is_averaged)
         pace = Pace(memory, self.num_clusters)
         found = along(pace, Traits.of(cluster.nodes))

@@ -94,18 +94,29 @@ class Pace:
         self.gradient_bytes: Floats = inner * table.backward_bytes * settings.gradient_ratio
         start, end = np.arange(self.size)[:, None], np.arange(self.size)[None, :]
         self.work: Floats = table.work[end] - table.work[start]
-        trained = (table.trained_bytes[end] - table.trained_bytes[start]).astype(np.float64)
-        fixed = table.fixed_bytes[end] - table.fixed_bytes[start]
-        self.update_flops: Floats = (
-            FLOPS_PER_BYTE_WRITTEN * (1 + settings.optimizer_states) * trained
+        self.update_flops: Floats
+        self.sent_per_step: Floats
+        self._set_per_step(
+            table.trained_bytes[end] - table.trained_bytes[start],
+            table.fixed_bytes[end] - table.fixed_bytes[start],
         )
-        share = 2.0 * (num_clusters - 1) / num_clusters / settings.steps_per_round
-        sent = share * (trained + fixed)
         if table.shared:
-            sent = sent + memory.exchanged_bytes(start, end)
-        self.sent_per_step: Floats = sent
-        self._is_stage: Bools = table.num_trained[end] > table.num_trained[start]
+            self.sent_per_step = self.sent_per_step + memory.exchanged_bytes(start, end)
+        self.is_stage: Bools = table.num_trained[end] > table.num_trained[start]
         self._needed: dict[int, Floats] = {}
+
+    def _set_per_step(self, trained: Ints, fixed: Ints) -> None:
+        """What stages [start, end] compute for an optimizer step, and send for averaging."""
+        settings, number = self.memory.settings, self.num_clusters
+        states = 1.0 + settings.optimizer_states
+        self.update_flops = FLOPS_PER_BYTE_WRITTEN * states * trained
+        share = 2.0 * (number - 1) / number / settings.steps_per_round
+        self.sent_per_step = share * (trained + fixed)
+
+    @property
+    def most_stages(self) -> int:
+        """Stages that a cluster has at most."""
+        return self.size - 1
 
     def needed(self, in_flight: int) -> Floats:
         """Peak bytes [start, end] of a stage that is `in_flight` from its leaf, inclusive.
@@ -115,17 +126,19 @@ class Pace:
         and makes no difference.
         """
         if in_flight not in self._needed:
-            start = np.arange(self.size)[:, None]
-            end = np.arange(self.size)[None, :]
-            needed = self.memory.stage_bytes(start, end, 1, in_flight + 1).astype(np.float64)
-            root = self.memory.stage_bytes(start[:1], end, 0, in_flight)
-            needed[0] = root[0]
+            needed = self._stage_bytes(in_flight)
             if in_flight > 1:
                 needed[:, -1] = np.inf  # only the leaf ends with the graph
             else:
                 needed[:, :-1] = np.inf
-            self._needed[in_flight] = np.where(self._is_stage, needed, np.inf)
+            self._needed[in_flight] = np.where(self.is_stage, needed, np.inf)
         return self._needed[in_flight]
+
+    def _stage_bytes(self, in_flight: int) -> Floats:
+        start, end = np.arange(self.size)[:, None], np.arange(self.size)[None, :]
+        needed = self.memory.stage_bytes(start, end, 1, in_flight + 1).astype(np.float64)
+        needed[0] = self.memory.stage_bytes(start[:1], end, 0, in_flight)[0]
+        return needed
 
     def link_seconds(self, one: Traits, other: Traits) -> Floats:
         """Both ways over a link per microbatch: nodes that broadcast, by boundary in the last axis."""
@@ -135,6 +148,15 @@ class Pace:
         seconds: Floats = num_bytes / rate + delay
         return seconds
 
+    def factor(self, in_flight: int) -> float:
+        """Operations of a microbatch so far from the leaf over those of one pass each way."""
+        return work_factor(self.memory.settings, in_flight)
+
+    def fits(self, traits: Traits, in_flight: int) -> Bools:
+        """Which stages fit: [node, start, end]."""
+        found: Bools = self.needed(in_flight) <= traits.memory[:, None, None]
+        return found
+
     def stage(self, traits: Traits, in_flight: int, start: int) -> tuple[Floats, Floats, Bools]:
         """Stages from one boundary to every later one, by node in the first axis.
 
@@ -143,8 +165,7 @@ class Pace:
             and parameters shared between stages take; whether it fits.
         """
         after = slice(start + 1, self.size)
-        factor = work_factor(self.memory.settings, in_flight)
-        computing = factor * self.work[start, after] / traits.flops[:, None]
+        computing = self.factor(in_flight) * self.work[start, after] / traits.flops[:, None]
         others = self.update_flops[start, after] / traits.flops[:, None]
         others = others + self.sent_per_step[start, after] / traits.rate[:, None]
         fits = self.needed(in_flight)[start, after] <= traits.memory[:, None]
