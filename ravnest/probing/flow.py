@@ -1,0 +1,173 @@
+"""A transfer for so many seconds whatever the link: who sends, who counts, and the rate of it.
+
+Knows messages, clocks and windows; knows nothing of gRPC. The sender has at most half a second of
+traffic under way (or four round trips, where those are longer), so that a slow link is not left with
+minutes of queued bytes, and a peer that acknowledges nothing gets next to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ravnest.errors import ProtocolError, TransportError
+from ravnest.probing.messages import (
+    MAX_DATA_BYTES,
+    Arrival,
+    Kind,
+    ack,
+    data,
+    end,
+    kind_of,
+    parse_ack,
+)
+
+_MIN_DATA_BYTES = 4 << 10
+_FIRST_WINDOW_BYTES = 128 << 10
+_MAX_WINDOW_BYTES = 64 << 20
+_WINDOW_S = 0.5
+_WINDOW_ROUND_TRIPS = 4.0
+_RATE_OVER_S = 0.05
+# One message takes this much of the time at most, once the rate is known.
+_DATA_S = 0.01
+
+_RAMP_SHARE = 0.5
+_NUM_WINDOWS = 10
+_MIN_ARRIVALS = 5
+
+# Random, because links that compress would look faster than they are.
+_NOISE = os.urandom(MAX_DATA_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Payload bits per second that came in, once the transfer had got going.
+
+    Attributes:
+        bps: median over windows.
+        low_bps, high_bps: slowest and fastest window.
+    """
+
+    bps: float
+    low_bps: float
+    high_bps: float
+
+
+class Window:
+    """How many bytes may be under way, from the acknowledgements so far."""
+
+    def __init__(self, round_trip_s: float) -> None:
+        self.num_bytes = _FIRST_WINDOW_BYTES
+        self.data_bytes = _MIN_DATA_BYTES
+        self._seconds = max(_WINDOW_S, _WINDOW_ROUND_TRIPS * round_trip_s)
+        self._mark = Arrival(0, 0.0)
+
+    def acknowledged(self, arrival: Arrival) -> None:
+        """Takes in what the receiver has said."""
+        elapsed_s = arrival.elapsed_s - self._mark.elapsed_s
+        if elapsed_s < _RATE_OVER_S:
+            return
+        rate = (arrival.num_bytes - self._mark.num_bytes) / elapsed_s
+        self._mark = arrival
+        self.num_bytes = min(_MAX_WINDOW_BYTES, max(self.num_bytes, int(rate * self._seconds)))
+        size = max(_MIN_DATA_BYTES, min(MAX_DATA_BYTES, int(rate * _DATA_S)))
+        self.data_bytes = 1 << (size.bit_length() - 1)
+
+
+def send_for(
+    seconds: float,
+    acks: Iterator[bytes],
+    *,
+    round_trip_s: float,
+    max_bytes: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> Generator[bytes, None, list[Arrival]]:
+    """Yields what to send; returns what arrived when, by the receiver's clock.
+
+    Args:
+        seconds: how long to send; then END is sent and the rest of the acknowledgements awaited.
+        acks: the messages that come back.
+        round_trip_s: of the link, for the window.
+        max_bytes: to send at most.
+
+    Raises:
+        ProtocolError: something else than acknowledgements of what was sent came back.
+    """
+    window = Window(round_trip_s)
+    messages: dict[int, bytes] = {}
+    arrivals = [Arrival(0, 0.0)]
+    num_sent, ends = 0, clock() + seconds
+    while clock() < ends and num_sent < max_bytes:
+        if num_sent - arrivals[-1].num_bytes >= window.num_bytes:
+            arrivals.append(_next_ack(acks, arrivals[-1], num_sent))
+            window.acknowledged(arrivals[-1])
+            continue
+        size = window.data_bytes
+        if size not in messages:
+            messages[size] = data(_NOISE[:size])
+        num_sent += size
+        yield messages[size]
+    yield end()
+    while arrivals[-1].num_bytes < num_sent:
+        arrivals.append(_next_ack(acks, arrivals[-1], num_sent))
+    return arrivals[1:]
+
+
+def _next_ack(acks: Iterator[bytes], before: Arrival, num_sent: int) -> Arrival:
+    arrival = parse_ack(next(acks))
+    if not before.num_bytes < arrival.num_bytes <= num_sent:
+        raise ProtocolError(
+            f"an acknowledgement of {arrival.num_bytes} bytes came after one of "
+            f"{before.num_bytes}, with {num_sent} sent"
+        )
+    if arrival.elapsed_s < before.elapsed_s:
+        raise ProtocolError("an acknowledgement is older than the one before")
+    return arrival
+
+
+def receive_until_end(
+    incoming: Iterator[bytes], *, clock: Callable[[], float] = time.monotonic
+) -> Generator[bytes, None, list[Arrival]]:
+    """Counts DATA until END; yields the acknowledgements to send; returns what arrived when.
+
+    Raises:
+        ProtocolError: something else came.
+    """
+    arrivals: list[Arrival] = []
+    started, num_bytes = 0.0, 0
+    while (kind := kind_of(raw := next(incoming))) is not Kind.END:
+        if kind is not Kind.DATA or len(raw) < 2:
+            raise ProtocolError(f"a {kind.name} of {len(raw)} bytes came; expected DATA or END")
+        now = clock()
+        started = started or now
+        num_bytes += len(raw) - 1
+        arrivals.append(Arrival(num_bytes, now - started))
+        yield ack(arrivals[-1])
+    return arrivals
+
+
+def goodput(arrivals: Sequence[Arrival]) -> Goodput:
+    """The rate of a transfer: median over ten windows of its second half.
+
+    In the first half TCP finds its rate, and a shaper's bucket or a router's queue fills up.
+
+    Raises:
+        TransportError: too little came for a rate.
+    """
+    if len(arrivals) >= _MIN_ARRIVALS:
+        times = np.array([arrival.elapsed_s for arrival in arrivals])
+        totals = np.array([arrival.num_bytes for arrival in arrivals], dtype=np.float64)
+        edges = np.linspace(times[-1] * _RAMP_SHARE, times[-1], _NUM_WINDOWS + 1)
+        if edges[-1] > edges[0]:
+            rates = 8 * np.diff(np.interp(edges, times, totals)) / np.diff(edges)
+            return Goodput(statistics.median(rates), float(rates.min()), float(rates.max()))
+    num_bytes = arrivals[-1].num_bytes if arrivals else 0
+    raise TransportError(
+        f"only {num_bytes} bytes came in {len(arrivals)} messages, too little for a rate",
+        hint="let it take longer, with --seconds",
+    )
