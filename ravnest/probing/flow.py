@@ -8,7 +8,6 @@ minutes of queued bytes, and a peer that acknowledges nothing gets next to nothi
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ _RATE_OVER_S = 0.05
 _DATA_S = 0.01
 
 _RAMP_SHARE = 0.5
-_NUM_WINDOWS = 10
+_NUM_WINDOWS = 5
 _MIN_ARRIVALS = 5
 
 # Random, because links that compress would look faster than they are.
@@ -152,7 +151,7 @@ def receive_until_end(
 
 
 def goodput(arrivals: Sequence[Arrival]) -> Goodput:
-    """The rate of a transfer: median over ten windows of its second half.
+    """The rate of a transfer: median over five windows of its second half.
 
     In the first half TCP finds its rate, and a shaper's bucket or a router's queue fills up.
 
@@ -165,7 +164,7 @@ def goodput(arrivals: Sequence[Arrival]) -> Goodput:
         edges = np.linspace(times[-1] * _RAMP_SHARE, times[-1], _NUM_WINDOWS + 1)
         if edges[-1] > edges[0]:
             rates = 8 * np.diff(np.interp(edges, times, totals)) / np.diff(edges)
-            return Goodput(statistics.median(rates), float(rates.min()), float(rates.max()))
+            return Goodput(float(np.median(rates)), float(rates.min()), float(rates.max()))
     num_bytes = arrivals[-1].num_bytes if arrivals else 0
     raise TransportError(
         f"only {num_bytes} bytes came in {len(arrivals)} messages, too little for a rate",

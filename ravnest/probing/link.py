@@ -109,7 +109,7 @@ class _Conversation:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._doing = ""
+        self._doing: str | None = None
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         method = self._channel.stream_stream(f"/{messages.SERVICE}/{messages.METHOD}", None, None)
@@ -140,7 +140,7 @@ class _Conversation:
 
     def round_trips(self) -> list[float]:
         """Seconds of each ping, the first few left out."""
-        self._doing = "latency was measured"
+        self._doing = "while latency was measured"
         trips: list[float] = []
         ends = time.perf_counter() + _PING_S
         while len(trips) < _WARM_PINGS + _MIN_PINGS or (
@@ -155,13 +155,13 @@ class _Conversation:
 
     def download(self, seconds: float) -> list[Arrival]:
         """Has the listener send."""
-        self._doing = "downloading"
+        self._doing = "while downloading"
         self._outgoing.put(messages.transfer(Kind.DOWNLOAD, seconds))
         return self._put_all(receive_until_end(self._incoming))
 
     def upload(self, seconds: float, round_trip_s: float) -> list[Arrival]:
         """Sends to the listener."""
-        self._doing = "uploading"
+        self._doing = "while uploading"
         self._outgoing.put(messages.transfer(Kind.UPLOAD, seconds))
         return self._put_all(
             send_for(
@@ -216,7 +216,7 @@ class _Conversation:
 
     def _lost(self, reason: str) -> PeerLostError:
         return PeerLostError(
-            f"the link to {self._address} was cut while {self._doing}: {reason}",
+            f"the link to {self._address} was cut {self._doing or 'before the probe began'}: {reason}",
             hint="see that the listener still runs, and measure again",
         )
 
