@@ -52,9 +52,10 @@ def free_memory(device: torch.device) -> FreeMemory | None:
         left = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         return FreeMemory(max(0, left), "what Metal recommends to use at most")
     backend = getattr(torch, device.type, None)
-    if not hasattr(backend, "mem_get_info"):
+    ask = getattr(backend, "mem_get_info", None)
+    if ask is None:
         return None
-    return FreeMemory(int(backend.mem_get_info(device)[0]), f"what the driver of {device} says")
+    return FreeMemory(int(ask(device)[0]), f"what the driver of {device} says")
 
 
 def _left_in_groups(

@@ -165,9 +165,7 @@ def _stepper(
     return step
 
 
-def _sized(
-    step: Callable[[int], float], work: Work, device: torch.device, share_s: float
-) -> int:
+def _sized(step: Callable[[int], float], work: Work, device: torch.device, share_s: float) -> int:
     """How many samples make a step long enough to time; warms the device up on the way."""
     free = available_memory_bytes(device)
     most = max(1, int(free * _MEMORY_SHARE / work.saved_bytes)) if free else 64
@@ -187,7 +185,7 @@ def _synchronize(device: torch.device) -> None:
 def _two_rates(
     networks: Sequence[NetworkReading], works: Sequence[Work]
 ) -> tuple[float | None, float | None]:
-    """Operations and written bytes per second that explain all networks, least squares of ratios."""
+    """Operations and written bytes per second that explain all networks, by least squares."""
     seconds = np.array([network.step_s / network.num_samples for network in networks])
     rows = np.array(
         [[BACKWARD_AND_FORWARD * work.forward_flops, work.written_bytes] for work in works]

@@ -1,8 +1,8 @@
 """A transfer for so many seconds whatever the link: who sends, who counts, and the rate of it.
 
 Knows messages, clocks and windows; knows nothing of gRPC. The sender has at most half a second of
-traffic under way (or four round trips, where those are longer), so that a slow link is not left with
-minutes of queued bytes, and a peer that acknowledges nothing gets next to nothing.
+traffic under way (or four round trips, where those are longer), so that a slow link is not left
+with minutes of queued bytes, and a peer that acknowledges nothing gets next to nothing.
 """
 
 from __future__ import annotations

@@ -86,7 +86,9 @@ def measure_link(peer: str, *, seconds: float = 4.0, insecure: bool = False) -> 
         TransportError: it is busy, or so little came through that there is no rate.
     """
     if not 0 < seconds <= MAX_TRANSFER_S:
-        raise ConfigError(f"seconds is {seconds:g}; expected more than 0, at most {MAX_TRANSFER_S:g}")
+        raise ConfigError(
+            f"seconds is {seconds:g}; expected more than 0, at most {MAX_TRANSFER_S:g}"
+        )
     try:
         address = dialable(peer)
     except ValueError as error:
@@ -215,8 +217,9 @@ class _Conversation:
         )
 
     def _lost(self, reason: str) -> PeerLostError:
+        when = self._doing or "before the probe began"
         return PeerLostError(
-            f"the link to {self._address} was cut {self._doing or 'before the probe began'}: {reason}",
+            f"the link to {self._address} was cut {when}: {reason}",
             hint="see that the listener still runs, and measure again",
         )
 

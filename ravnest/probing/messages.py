@@ -1,7 +1,7 @@
 """What a probe and a listener say to each other: fixed-size messages, checked to the byte.
 
-A probe is one stream. BEGIN is answered by READY or REFUSED; then the probe chooses, as often as the
-listener's caps allow: PING, answered by PONG; DOWNLOAD, answered by DATA until END, each DATA
+A probe is one stream. BEGIN is answered by READY or REFUSED; then the probe chooses, as often as
+the listener's caps allow: PING, answered by PONG; DOWNLOAD, answered by DATA until END, each DATA
 acknowledged by ACK; UPLOAD, the same the other way round.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from ravnest.errors import ProtocolError
 
@@ -135,8 +136,8 @@ def kind_of(raw: bytes) -> Kind:
     return kind
 
 
-def fields(raw: bytes, expected: Kind) -> tuple[int, ...]:
-    """The numbers of a message of an expected kind; ProtocolError when it is of another."""
+def fields(raw: bytes, expected: Kind) -> tuple[Any, ...]:
+    """The content of a message of an expected kind; ProtocolError when it is of another."""
     kind = kind_of(raw)
     if kind is not expected:
         raise ProtocolError(f"a {kind.name} came; expected {expected.name}")

@@ -46,7 +46,8 @@ class TransformerBlock(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(n, t, width))
-        return x + self.down(functional.gelu(self.up(self.feed_norm(x))))
+        y: torch.Tensor = x + self.down(functional.gelu(self.up(self.feed_norm(x))))
+        return y
 
 
 class Bottleneck(nn.Module):
@@ -62,7 +63,8 @@ class Bottleneck(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.relu(x + self.body(x))
+        y: torch.Tensor = functional.relu(x + self.body(x))
+        return y
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,10 @@ class Work:
     saved_bytes: float
 
 
+def _convolutional() -> nn.Module:
+    return nn.Sequential(Bottleneck(), Bottleneck())
+
+
 def _perceptron() -> nn.Module:
     layers = [nn.Linear(_FEATURES, _FEATURES) for _ in range(4)]
     return nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
@@ -103,7 +109,11 @@ def _perceptron() -> nn.Module:
 
 REFERENCES = (
     Reference("transformer", TransformerBlock, (_CONTEXT, _WIDTH)),
-    Reference("convolutional", lambda: nn.Sequential(Bottleneck(), Bottleneck()), (_CHANNELS, _IMAGE, _IMAGE)),
+    Reference(
+        "convolutional",
+        _convolutional,
+        (_CHANNELS, _IMAGE, _IMAGE),
+    ),
     Reference("perceptron", _perceptron, (_ROWS, _FEATURES)),
 )
 
