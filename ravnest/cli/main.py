@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from ravnest.cli.benchmark import benchmark
+
 app = typer.Typer(
     name="ravnest",
     help="Train any PyTorch model across unequal machines on ordinary links.",
@@ -11,6 +13,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.command()(benchmark)
 
 
 @app.callback()

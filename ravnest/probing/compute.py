@@ -79,6 +79,12 @@ class ComputeReading:
     num_threads: int
 
 
+def check_dtype(dtype: str) -> None:
+    """Raises ConfigError unless it is one that can be measured."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
+
+
 def measure_compute(
     device: torch.device, dtype: str = "float32", *, seconds: float = 6.0
 ) -> ComputeReading:
@@ -93,8 +99,7 @@ def measure_compute(
     Raises:
         ConfigError: the dtype is unknown, or the device is not there or cannot train in it.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
+    check_dtype(dtype)
     if not 0 < seconds < math.inf:
         raise ConfigError(f"seconds is {seconds}; expected a positive number")
     works = [work_of(reference, DTYPES[dtype]) for reference in REFERENCES]

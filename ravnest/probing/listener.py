@@ -9,7 +9,10 @@ buffers of the lanes. Channel and server options are the transport's.
 from __future__ import annotations
 
 import logging
+import math
+import sys
 import threading
+import time
 from collections.abc import Generator, Iterator
 from concurrent import futures
 from typing import TYPE_CHECKING
@@ -35,6 +38,8 @@ MAX_PROBE_S = 60.0
 # Until BEGIN a stream is a stranger's.
 MAX_SILENCE_S = 5.0
 _MAX_STREAMS = 8
+# On Windows a wait does not end on Ctrl-C; elsewhere it need not be cut up.
+_UNINTERRUPTED_S = 1.0 if sys.platform == "win32" else threading.TIMEOUT_MAX
 # For the window alone; the listener does not measure it.
 _ASSUMED_ROUND_TRIP_S = 0.25
 
@@ -51,6 +56,10 @@ def check_exposed(address: str, *, insecure: bool) -> None:
 class ProbeListener:
     """Listens from construction to `close`; a context manager.
 
+    Attributes:
+        port: that it listens on.
+        num_probes: accepted so far.
+
     Args:
         bind: `host:port` to listen on; port 0 takes any free one.
         insecure: allow an address that is not loopback: whoever reaches it can make this machine
@@ -64,8 +73,10 @@ class ProbeListener:
     def __init__(self, bind: str, *, insecure: bool = False) -> None:
         check_exposed(bind, insecure=insecure)
         check_bindable(bind)
+        self.num_probes = 0
         self._busy_with: str | None = None
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._pool = futures.ThreadPoolExecutor(_MAX_STREAMS, "ravnest-probe")
         limits = (("grpc.max_receive_message_length", messages.MAX_MESSAGE_BYTES),)
         self._server = grpc.server(
@@ -82,8 +93,17 @@ class ProbeListener:
             raise AddressInUseError(f"cannot listen on {bind}: {error}") from error
         self._server.start()
 
+    def wait(self, seconds: float | None = None) -> None:
+        """Goes on listening for so long, or until the process is interrupted."""
+        ends = math.inf if seconds is None else time.monotonic() + seconds
+        while (left_s := ends - time.monotonic()) > 0:
+            self._closed.wait(min(left_s, _UNINTERRUPTED_S))
+            if self._closed.is_set():
+                return
+
     def close(self) -> None:
         """Cuts a running probe, frees the port and joins the threads; idempotent."""
+        self._closed.set()
         self._server.stop(None).wait()
         self._pool.shutdown()
 
@@ -111,6 +131,7 @@ class ProbeListener:
                 raise ProtocolError(f"it is busy with a probe from {other}")
             try:
                 watchdog.limit(MAX_PROBE_S)
+                self.num_probes += 1
                 _log.info("a probe from %s", source)
                 yield messages.ready()
                 yield from _converse(requests)
@@ -176,7 +197,7 @@ def _converse(requests: Iterator[bytes]) -> Generator[bytes, None, None]:
 
 def _seconds(raw: bytes, kind: Kind) -> float:
     (milliseconds,) = messages.fields(raw, kind)
-    seconds = milliseconds * 1e-3
+    seconds = int(milliseconds) * 1e-3
     if not 0 < seconds <= MAX_TRANSFER_S:
         raise ProtocolError(
             f"a transfer of {seconds:g} s is asked for; more than 0 and at most "

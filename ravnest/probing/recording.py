@@ -106,14 +106,24 @@ def record(path: Path, prepared: Prepared) -> None:
     """Replaces the file by the prepared text, whole or not at all; makes it when it is missing.
 
     Raises:
-        OSError: the disk is full or read-only; the file is as it was.
+        ConfigError: it cannot be written; the file is as it was.
     """
-    path = path.resolve()  # replacing a link would cut it off from its file
+    try:
+        # Resolved, because replacing a link would cut it off from its file.
+        _replace(path.resolve(), prepared.text.encode("utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror or error}; it is as it was",
+            hint="put the entry in by hand; --dry-run prints it",
+        ) from error
+
+
+def _replace(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as output:
-            output.write(prepared.text.encode("utf-8"))
+            output.write(content)
             output.flush()
             os.fsync(output.fileno())
         if path.exists():
