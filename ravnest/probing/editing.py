@@ -124,6 +124,8 @@ def _append(text: str, plain: str, members: list[_Member], added: Mapping[str, s
 
 
 def _applied(text: str, edits: list[_Edit]) -> str:
-    for edit in sorted(edits, key=lambda edit: (edit.start, edit.end), reverse=True):
-        text = text[: edit.start] + edit.text + text[edit.end :]
-    return text
+    pieces, position = [], 0
+    for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):
+        pieces += [text[position : edit.start], edit.text]
+        position = edit.end
+    return "".join((*pieces, text[position:]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,6 @@ from ravnest.probing.messages import (
     MAX_DATA_BYTES,
     Arrival,
     Kind,
-    ack,
     data,
     end,
     kind_of,
@@ -84,27 +83,30 @@ def send_for(
     *,
     round_trip_s: float,
     max_bytes: int,
+    arrived: Callable[[Arrival], None] = lambda arrival: None,
     clock: Callable[[], float] = time.monotonic,
-) -> Generator[bytes, None, list[Arrival]]:
-    """Yields what to send; returns what arrived when, by the receiver's clock.
+) -> Iterator[bytes]:
+    """Yields what to send.
 
     Args:
         seconds: how long to send; then END is sent and the rest of the acknowledgements awaited.
         acks: the messages that come back.
         round_trip_s: of the link, for the window.
         max_bytes: to send at most.
+        arrived: told what arrived when, by the receiver's clock.
 
     Raises:
         ProtocolError: something else than acknowledgements of what was sent came back.
     """
     window = Window(round_trip_s)
     messages: dict[int, bytes] = {}
-    arrivals = [Arrival(0, 0.0)]
+    last = Arrival(0, 0.0)
     num_sent, ends = 0, clock() + seconds
     while clock() < ends and num_sent < max_bytes:
-        if num_sent - arrivals[-1].num_bytes >= window.num_bytes:
-            arrivals.append(_next_ack(acks, arrivals[-1], num_sent))
-            window.acknowledged(arrivals[-1])
+        if num_sent - last.num_bytes >= window.num_bytes:
+            last = _next_ack(acks, last, num_sent)
+            window.acknowledged(last)
+            arrived(last)
             continue
         size = window.data_bytes
         if size not in messages:
@@ -112,9 +114,9 @@ def send_for(
         num_sent += size
         yield messages[size]
     yield end()
-    while arrivals[-1].num_bytes < num_sent:
-        arrivals.append(_next_ack(acks, arrivals[-1], num_sent))
-    return arrivals[1:]
+    while last.num_bytes < num_sent:
+        last = _next_ack(acks, last, num_sent)
+        arrived(last)
 
 
 def _next_ack(acks: Iterator[bytes], before: Arrival, num_sent: int) -> Arrival:
@@ -131,13 +133,12 @@ def _next_ack(acks: Iterator[bytes], before: Arrival, num_sent: int) -> Arrival:
 
 def receive_until_end(
     incoming: Iterator[bytes], *, clock: Callable[[], float] = time.monotonic
-) -> Generator[bytes, None, list[Arrival]]:
-    """Counts DATA until END; yields the acknowledgements to send; returns what arrived when.
+) -> Iterator[Arrival]:
+    """Counts DATA until END; yields what has arrived, each to be acknowledged.
 
     Raises:
         ProtocolError: something else came.
     """
-    arrivals: list[Arrival] = []
     started, num_bytes = 0.0, 0
     while (kind := kind_of(raw := next(incoming))) is not Kind.END:
         if kind is not Kind.DATA or len(raw) < 2:
@@ -145,9 +146,7 @@ def receive_until_end(
         now = clock()
         started = started or now
         num_bytes += len(raw) - 1
-        arrivals.append(Arrival(num_bytes, now - started))
-        yield ack(arrivals[-1])
-    return arrivals
+        yield Arrival(num_bytes, now - started)
 
 
 def goodput(arrivals: Sequence[Arrival]) -> Goodput:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import statistics
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -159,25 +159,26 @@ class _Conversation:
         """Has the listener send."""
         self._doing = "while downloading"
         self._outgoing.put(messages.transfer(Kind.DOWNLOAD, seconds))
-        return self._put_all(receive_until_end(self._incoming))
+        arrivals: list[Arrival] = []
+        for arrival in receive_until_end(self._incoming):
+            self._outgoing.put(messages.ack(arrival))
+            arrivals.append(arrival)
+        return arrivals
 
     def upload(self, seconds: float, round_trip_s: float) -> list[Arrival]:
         """Sends to the listener."""
         self._doing = "while uploading"
         self._outgoing.put(messages.transfer(Kind.UPLOAD, seconds))
-        return self._put_all(
-            send_for(
-                seconds, self._incoming, round_trip_s=round_trip_s, max_bytes=MAX_TRANSFER_BYTES
-            )
-        )
-
-    def _put_all(self, source: Generator[bytes, None, list[Arrival]]) -> list[Arrival]:
-        while True:
-            try:
-                self._outgoing.put(next(source))
-            except StopIteration as stop:
-                arrivals: list[Arrival] = stop.value
-                return arrivals
+        arrivals: list[Arrival] = []
+        for message in send_for(
+            seconds,
+            self._incoming,
+            round_trip_s=round_trip_s,
+            max_bytes=MAX_TRANSFER_BYTES,
+            arrived=arrivals.append,
+        ):
+            self._outgoing.put(message)
+        return arrivals
 
     def _receive(self) -> Iterator[bytes]:
         """The listener's messages; ends in an error, never in silence."""

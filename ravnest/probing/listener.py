@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from concurrent import futures
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ravnest.errors import AddressInUseError, ConfigError, ProtocolError
+from ravnest.errors import AddressInUseError, ConfigError, PeerLostError, ProtocolError
 from ravnest.probing import messages
 from ravnest.probing.flow import receive_until_end, send_for
 from ravnest.probing.messages import Kind
@@ -30,18 +31,34 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_TRANSFER_S = 10.0
-MAX_TRANSFERS = 2
 MAX_TRANSFER_BYTES = 32 << 30
-MAX_PINGS = 1000
-# Of a whole probe: its transfers, what is under way when they end, and the pings.
 MAX_PROBE_S = 60.0
-# Until BEGIN a stream is a stranger's.
-MAX_SILENCE_S = 5.0
-_MAX_STREAMS = 8
-# On Windows a wait does not end on Ctrl-C; elsewhere it need not be cut up.
-_UNINTERRUPTED_S = 1.0 if sys.platform == "win32" else threading.TIMEOUT_MAX
 # For the window alone; the listener does not measure it.
 _ASSUMED_ROUND_TRIP_S = 0.25
+_MAX_STREAMS = 8
+_MAX_RECEIVED = "grpc.max_receive_message_length"
+# On Windows a wait does not end on Ctrl-C; elsewhere it need not be cut up.
+_UNINTERRUPTED_S = 1.0 if sys.platform == "win32" else threading.TIMEOUT_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a stranger can make a listener do at most.
+
+    Attributes:
+        silence_s: until a stream begins a probe; it is cut then.
+        probe_s: of a whole probe: its pings, its transfers, and what is under way when they end.
+        transfer_s: of one transfer.
+        transfer_bytes: of one download.
+        num_transfers, num_pings: in one probe.
+    """
+
+    silence_s: float = 5.0
+    probe_s: float = MAX_PROBE_S
+    transfer_s: float = MAX_TRANSFER_S
+    transfer_bytes: int = MAX_TRANSFER_BYTES
+    num_transfers: int = 2
+    num_pings: int = 1000
 
 
 def check_exposed(address: str, *, insecure: bool) -> None:
@@ -64,23 +81,25 @@ class ProbeListener:
         bind: `host:port` to listen on; port 0 takes any free one.
         insecure: allow an address that is not loopback: whoever reaches it can make this machine
             send and receive for a minute at a time.
+        caps: on what a probe may ask for.
 
     Raises:
         ConfigError: the address is malformed, or not loopback without `insecure`.
         AddressInUseError: it cannot be listened on.
     """
 
-    def __init__(self, bind: str, *, insecure: bool = False) -> None:
+    def __init__(self, bind: str, *, insecure: bool = False, caps: Caps | None = None) -> None:
         check_exposed(bind, insecure=insecure)
         check_bindable(bind)
         self.num_probes = 0
+        self._caps = caps or Caps()
         self._busy_with: str | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._pool = futures.ThreadPoolExecutor(_MAX_STREAMS, "ravnest-probe")
-        limits = (("grpc.max_receive_message_length", messages.MAX_MESSAGE_BYTES),)
+        options = {**dict(SERVER_OPTIONS), _MAX_RECEIVED: messages.MAX_MESSAGE_BYTES}
         self._server = grpc.server(
-            self._pool, options=(*SERVER_OPTIONS, *limits), maximum_concurrent_rpcs=_MAX_STREAMS
+            self._pool, options=tuple(options.items()), maximum_concurrent_rpcs=_MAX_STREAMS
         )
         handler = grpc.stream_stream_rpc_method_handler(self._serve, None, None)
         self._server.add_generic_rpc_handlers(
@@ -123,25 +142,26 @@ class ProbeListener:
         # The only way to end a read that nothing comes for.
         watchdog = _Watchdog(context)
         try:
-            watchdog.limit(MAX_SILENCE_S)
-            messages.check_version(next(requests), Kind.BEGIN)
+            watchdog.limit(self._caps.silence_s)
+            incoming = _until_gone(requests)
+            messages.check_version(next(incoming), Kind.BEGIN)
             with self._lock:
                 other, self._busy_with = self._busy_with, self._busy_with or source
             if other is not None:
                 raise ProtocolError(f"it is busy with a probe from {other}")
             try:
-                watchdog.limit(MAX_PROBE_S)
+                watchdog.limit(self._caps.probe_s)
                 self.num_probes += 1
                 _log.info("a probe from %s", source)
                 yield messages.ready()
-                yield from _converse(requests)
+                yield from _converse(incoming, self._caps)
             finally:
                 with self._lock:
                     self._busy_with = None
         except ProtocolError as error:
             _log.warning("refused a probe from %s and goes on: %s", source, error.message)
             yield messages.refused(error.message)
-        except (grpc.RpcError, StopIteration):
+        except (grpc.RpcError, PeerLostError):
             _log.info("the probe from %s has gone", source)
         finally:
             watchdog.close()
@@ -167,7 +187,13 @@ class _Watchdog:
             self._timer.join()
 
 
-def _converse(requests: Iterator[bytes]) -> Generator[bytes, None, None]:
+def _until_gone(requests: Iterator[bytes]) -> Iterator[bytes]:
+    """The requests, with an error at their end: generators may not pass on StopIteration."""
+    yield from requests
+    raise PeerLostError("the probe has gone")
+
+
+def _converse(requests: Iterator[bytes], caps: Caps) -> Generator[bytes, None, None]:
     """Answers until the probe ends its requests, or more than is allowed."""
     num_pings = num_transfers = 0
     for raw in requests:
@@ -178,29 +204,29 @@ def _converse(requests: Iterator[bytes]) -> Generator[bytes, None, None]:
             case Kind.DOWNLOAD:
                 num_transfers += 1
                 yield from send_for(
-                    _seconds(raw, Kind.DOWNLOAD),
+                    _seconds(raw, Kind.DOWNLOAD, caps),
                     requests,
                     round_trip_s=_ASSUMED_ROUND_TRIP_S,
-                    max_bytes=MAX_TRANSFER_BYTES,
+                    max_bytes=caps.transfer_bytes,
                 )
             case Kind.UPLOAD:
                 num_transfers += 1
-                _seconds(raw, Kind.UPLOAD)
-                yield from receive_until_end(requests)
+                _seconds(raw, Kind.UPLOAD, caps)
+                yield from map(messages.ack, receive_until_end(requests))
             case other:
                 raise ProtocolError(f"a {other.name} came; expected PING, DOWNLOAD or UPLOAD")
-        if num_pings > MAX_PINGS or num_transfers > MAX_TRANSFERS:
+        if num_pings > caps.num_pings or num_transfers > caps.num_transfers:
             raise ProtocolError(
-                f"a probe may have {MAX_PINGS} pings and {MAX_TRANSFERS} transfers at most"
+                f"a probe may have {caps.num_pings} pings, {caps.num_transfers} transfers at most"
             )
 
 
-def _seconds(raw: bytes, kind: Kind) -> float:
+def _seconds(raw: bytes, kind: Kind, caps: Caps) -> float:
     (milliseconds,) = messages.fields(raw, kind)
     seconds = int(milliseconds) * 1e-3
-    if not 0 < seconds <= MAX_TRANSFER_S:
+    if not 0 < seconds <= caps.transfer_s:
         raise ProtocolError(
             f"a transfer of {seconds:g} s is asked for; more than 0 and at most "
-            f"{MAX_TRANSFER_S:g} s are allowed"
+            f"{caps.transfer_s:g} s are allowed"
         )
     return seconds
