@@ -235,7 +235,7 @@ def test_the_listener_goes_while_it_is_probed() -> None:
 
     with (
         ProbeListener("127.0.0.1:0") as listening,
-        proxy(listening.port, after=1 << 20, cut=False) as (port, under_way),
+        proxy(listening.port, after=4096, cut=False) as (port, under_way),
     ):
         thread = threading.Thread(target=probe, args=(port,))
         thread.start()
