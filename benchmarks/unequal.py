@@ -229,7 +229,8 @@ def show(key: str, result: dict[str, Any]) -> None:
     speeds = " ".join(f"{speed:.3f}" for speed in result["speeds"])
     print(
         f"{key:14} {result['samples_per_s']:7.3f} samples/s "
-        f"(model {result['model_samples_per_s']:.3f})   nodes {result['order']} with {shares} of the work, speeds {speeds}",
+        f"(model {result['model_samples_per_s']:.3f})   nodes {result['order']} "
+        f"with {shares} of the work, speeds {speeds}",
         flush=True,
     )
 

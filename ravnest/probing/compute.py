@@ -86,7 +86,7 @@ def check_dtype(dtype: str) -> None:
 
 
 def measure_compute(
-    device: torch.device, dtype: str = "float32", *, seconds: float = 6.0
+    device: torch.device, dtype: str = "float32", *, seconds: float = 4.5
 ) -> ComputeReading:
     """Times training steps of the reference networks on a device.
 
