@@ -1,8 +1,9 @@
 """A transfer for so many seconds whatever the link: who sends, who counts, and the rate of it.
 
-Knows messages, clocks and windows; knows nothing of gRPC. The sender has at most half a second of
-traffic under way (or four round trips, where those are longer), so that a slow link is not left
-with minutes of queued bytes, and a peer that acknowledges nothing gets next to nothing.
+Knows messages, clocks and windows; knows nothing of gRPC. The sender has about two round
+trips of traffic under way: enough to fill the link and to find its rate by doubling, little enough
+to overflow no router's queue, to leave no slow link with minutes of queued bytes, and to send next
+to nothing to a peer that acknowledges nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from ravnest.probing.messages import (
 )
 
 _MIN_DATA_BYTES = 4 << 10
-_FIRST_WINDOW_BYTES = 128 << 10
+_FIRST_WINDOW_BYTES = 64 << 10
 _MAX_WINDOW_BYTES = 64 << 20
-_WINDOW_S = 0.5
-_WINDOW_ROUND_TRIPS = 4.0
-_RATE_OVER_S = 0.05
+_WINDOW_ROUND_TRIPS = 2.0
+_MIN_WINDOW_S = 0.1
+_RATE_OVER_S = 0.02
 # One message takes this much of the time at most, once the rate is known.
 _DATA_S = 0.01
 
@@ -62,13 +63,14 @@ class Window:
     def __init__(self, round_trip_s: float) -> None:
         self.num_bytes = _FIRST_WINDOW_BYTES
         self.data_bytes = _MIN_DATA_BYTES
-        self._seconds = max(_WINDOW_S, _WINDOW_ROUND_TRIPS * round_trip_s)
+        self._seconds = max(_MIN_WINDOW_S, _WINDOW_ROUND_TRIPS * round_trip_s)
+        self._rate_over_s = max(_RATE_OVER_S, round_trip_s / 2)
         self._mark = Arrival(0, 0.0)
 
     def acknowledged(self, arrival: Arrival) -> None:
         """Takes in what the receiver has said."""
         elapsed_s = arrival.elapsed_s - self._mark.elapsed_s
-        if elapsed_s < _RATE_OVER_S:
+        if elapsed_s < self._rate_over_s:
             return
         rate = (arrival.num_bytes - self._mark.num_bytes) / elapsed_s
         self._mark = arrival

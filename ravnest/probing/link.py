@@ -98,12 +98,11 @@ def measure_link(peer: str, *, seconds: float = 4.0, insecure: bool = False) -> 
     check_exposed(address, insecure=insecure)
     with _Conversation(address) as conversation:
         trips = conversation.round_trips()
-        down = conversation.download(seconds)
-        up = conversation.upload(seconds, statistics.median(trips))
+        round_trip_s = statistics.median(trips)
+        down = conversation.download(seconds, round_trip_s)
+        up = conversation.upload(seconds, round_trip_s)
     deciles = statistics.quantiles(trips, n=10, method="inclusive")
-    return LinkReading(
-        peer, goodput(up), goodput(down), statistics.median(trips), deciles[0], deciles[-1]
-    )
+    return LinkReading(peer, goodput(up), goodput(down), round_trip_s, deciles[0], deciles[-1])
 
 
 class _Conversation:
@@ -155,10 +154,10 @@ class _Conversation:
             trips.append(time.perf_counter() - started)
         return trips[_WARM_PINGS:]
 
-    def download(self, seconds: float) -> list[Arrival]:
+    def download(self, seconds: float, round_trip_s: float) -> list[Arrival]:
         """Has the listener send."""
         self._doing = "while downloading"
-        self._outgoing.put(messages.transfer(Kind.DOWNLOAD, seconds))
+        self._outgoing.put(messages.transfer(Kind.DOWNLOAD, seconds, round_trip_s))
         arrivals: list[Arrival] = []
         for arrival in receive_until_end(self._incoming):
             self._outgoing.put(messages.ack(arrival))
@@ -168,7 +167,7 @@ class _Conversation:
     def upload(self, seconds: float, round_trip_s: float) -> list[Arrival]:
         """Sends to the listener."""
         self._doing = "while uploading"
-        self._outgoing.put(messages.transfer(Kind.UPLOAD, seconds))
+        self._outgoing.put(messages.transfer(Kind.UPLOAD, seconds, round_trip_s))
         arrivals: list[Arrival] = []
         for message in send_for(
             seconds,

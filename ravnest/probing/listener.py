@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 MAX_TRANSFER_S = 10.0
 MAX_TRANSFER_BYTES = 32 << 30
 MAX_PROBE_S = 60.0
-# For the window alone; the listener does not measure it.
-_ASSUMED_ROUND_TRIP_S = 0.25
+# A longer one may be said, but gets no larger window.
+_MAX_ROUND_TRIP_S = 1.0
 _MAX_STREAMS = 8
 _MAX_RECEIVED = "grpc.max_receive_message_length"
 # On Windows a wait does not end on Ctrl-C; elsewhere it need not be cut up.
@@ -203,15 +203,16 @@ def _converse(requests: Iterator[bytes], caps: Caps) -> Generator[bytes, None, N
                 yield messages.pong(raw)
             case Kind.DOWNLOAD:
                 num_transfers += 1
+                seconds, round_trip_s = _asked(raw, Kind.DOWNLOAD, caps)
                 yield from send_for(
-                    _seconds(raw, Kind.DOWNLOAD, caps),
+                    seconds,
                     requests,
-                    round_trip_s=_ASSUMED_ROUND_TRIP_S,
+                    round_trip_s=round_trip_s,
                     max_bytes=caps.transfer_bytes,
                 )
             case Kind.UPLOAD:
                 num_transfers += 1
-                _seconds(raw, Kind.UPLOAD, caps)
+                _asked(raw, Kind.UPLOAD, caps)
                 yield from map(messages.ack, receive_until_end(requests))
             case other:
                 raise ProtocolError(f"a {other.name} came; expected PING, DOWNLOAD or UPLOAD")
@@ -221,12 +222,13 @@ def _converse(requests: Iterator[bytes], caps: Caps) -> Generator[bytes, None, N
             )
 
 
-def _seconds(raw: bytes, kind: Kind, caps: Caps) -> float:
-    (milliseconds,) = messages.fields(raw, kind)
+def _asked(raw: bytes, kind: Kind, caps: Caps) -> tuple[float, float]:
+    """Seconds of a transfer, and of a round trip."""
+    milliseconds, microseconds = messages.fields(raw, kind)
     seconds = int(milliseconds) * 1e-3
     if not 0 < seconds <= caps.transfer_s:
         raise ProtocolError(
             f"a transfer of {seconds:g} s is asked for; more than 0 and at most "
             f"{caps.transfer_s:g} s are allowed"
         )
-    return seconds
+    return seconds, min(int(microseconds) * 1e-6, _MAX_ROUND_TRIP_S)

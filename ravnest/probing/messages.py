@@ -22,6 +22,7 @@ MAX_MESSAGE_BYTES = MAX_DATA_BYTES + 1
 
 _MAGIC = b"ravnest-probe"
 _MAX_REASON_BYTES = 512
+_MAX_U32 = (1 << 32) - 1
 
 
 class Kind(IntEnum):
@@ -39,14 +40,15 @@ class Kind(IntEnum):
     END = 10
 
 
-# Magic and version; sequence number; milliseconds; bytes and nanoseconds.
+# Magic and version; sequence number; duration in
+# milliseconds and round trip in microseconds; bytes and nanoseconds.
 _FORMATS = {
     Kind.BEGIN: struct.Struct(f"!B{len(_MAGIC)}sH"),
     Kind.READY: struct.Struct(f"!B{len(_MAGIC)}sH"),
     Kind.PING: struct.Struct("!BQ"),
     Kind.PONG: struct.Struct("!BQ"),
-    Kind.DOWNLOAD: struct.Struct("!BI"),
-    Kind.UPLOAD: struct.Struct("!BI"),
+    Kind.DOWNLOAD: struct.Struct("!BII"),
+    Kind.UPLOAD: struct.Struct("!BII"),
     Kind.ACK: struct.Struct("!BQQ"),
     Kind.END: struct.Struct("!B"),
 }
@@ -91,9 +93,9 @@ def pong(raw_ping: bytes) -> bytes:
     return _FORMATS[Kind.PONG].pack(Kind.PONG, sequence)
 
 
-def transfer(kind: Kind, seconds: float) -> bytes:
-    """Asks for a DOWNLOAD or announces an UPLOAD of so many seconds."""
-    return _FORMATS[kind].pack(kind, round(seconds * 1e3))
+def transfer(kind: Kind, seconds: float, round_trip_s: float) -> bytes:
+    """Asks for a DOWNLOAD or announces an UPLOAD of so many seconds over such a link."""
+    return _FORMATS[kind].pack(kind, round(seconds * 1e3), min(round(round_trip_s * 1e6), _MAX_U32))
 
 
 def data(payload: bytes) -> bytes:

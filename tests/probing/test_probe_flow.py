@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ravnest.errors import ProtocolError, TransportError
@@ -68,14 +68,16 @@ def transfer(link: SimulatedLink, seconds: float, max_bytes: int = 1 << 60) -> l
 @settings(max_examples=40, deadline=None)
 @given(bps=st.floats(5e5, 2e9), one_way_s=st.floats(0, 0.1))
 def test_the_rate_is_the_links(bps: float, one_way_s: float) -> None:
+    # More than this is under way on no link with the buffers that TCP has by default.
+    assume(bps / 8 * 2 * one_way_s < 4 << 20)
     link = SimulatedLink(bps, one_way_s)
     arrivals = transfer(link, 4.0)
     assert goodput(arrivals).bps == pytest.approx(bps, rel=0.02)
     assert link.received == link.sent
     # What is still to come at the end comes within seconds, also on the slowest.
-    assert link.now < 4.0 + 2.5 + 4 * one_way_s
+    assert link.now < 4.0 + 1.5 + 6 * one_way_s
     if bps > 4e6:
-        assert link.most_queued_s < max(0.5, 8 * one_way_s) * 1.2 + 0.1
+        assert link.most_queued_s < max(0.1, 4 * one_way_s) * 1.2 + 0.15
 
 
 def test_no_more_than_the_cap_is_sent() -> None:
@@ -89,7 +91,7 @@ def test_a_receiver_that_acknowledges_nothing_gets_one_window() -> None:
     sender = send_for(4.0, iter(()), round_trip_s=0.1, max_bytes=1 << 60, clock=lambda: 0.0)
     with pytest.raises(RuntimeError, match="StopIteration"):
         sent.extend(map(len, sender))
-    assert 100_000 < sum(sent) < 200_000
+    assert 60_000 < sum(sent) < 70_000
 
 
 @pytest.mark.parametrize(

@@ -278,13 +278,19 @@ def test_one_probe_at_a_time(listener: ProbeListener) -> None:
         ([messages.begin(9)], "version 9 of the probe came, 1 is expected"),
         ([b"\x01" + b"x" * 13 + b"\x00\x01"], "what came is no probe of ravnest"),
         ([messages.begin(), messages.end()], "a END came; expected PING, DOWNLOAD or UPLOAD"),
-        ([messages.begin(), messages.transfer(Kind.DOWNLOAD, 11)], "a transfer of 11 s is asked"),
-        ([messages.begin(), messages.transfer(Kind.UPLOAD, 0)], "a transfer of 0 s is asked"),
-        ([messages.begin(), messages.transfer(Kind.UPLOAD, 1), b"\x08"], "a DATA of 1 bytes came"),
+        (
+            [messages.begin(), messages.transfer(Kind.DOWNLOAD, 11, 0.01)],
+            "a transfer of 11 s is asked",
+        ),
+        ([messages.begin(), messages.transfer(Kind.UPLOAD, 0, 0.01)], "a transfer of 0 s is asked"),
+        (
+            [messages.begin(), messages.transfer(Kind.UPLOAD, 1, 0.01), b"\x08"],
+            "a DATA of 1 bytes came",
+        ),
         (
             [
                 messages.begin(),
-                messages.transfer(Kind.DOWNLOAD, 1),
+                messages.transfer(Kind.DOWNLOAD, 1, 0.01),
                 messages.ack(Arrival(1 << 50, 0)),
             ],
             "an acknowledgement of 1125899906842624 bytes",
@@ -294,7 +300,7 @@ def test_one_probe_at_a_time(listener: ProbeListener) -> None:
             "1000 pings, 2 transfers at most",
         ),
         (
-            [messages.begin(), *[messages.transfer(Kind.UPLOAD, 1), messages.end()] * 3],
+            [messages.begin(), *[messages.transfer(Kind.UPLOAD, 1, 0.01), messages.end()] * 3],
             "1000 pings, 2 transfers at most",
         ),
     ],
@@ -309,7 +315,7 @@ def test_strangers_are_refused_and_the_listener_goes_on(
 
 
 def test_a_message_larger_than_any_is_not_taken(listener: ProbeListener) -> None:
-    upload = [messages.begin(), messages.transfer(Kind.UPLOAD, 1)]
+    upload = [messages.begin(), messages.transfer(Kind.UPLOAD, 1, 0.01)]
     answers = converse(
         listener.port, [*upload, bytes([Kind.DATA]) * (messages.MAX_MESSAGE_BYTES + 1)]
     )
@@ -323,7 +329,7 @@ def test_a_stranger_who_says_nothing_is_cut(listener: ProbeListener) -> None:
 def test_a_probe_that_takes_in_nothing_is_cut_and_gets_little() -> None:
     caps = Caps(probe_s=0.5)
     with ProbeListener("127.0.0.1:0", caps=caps) as listening:
-        asked = [messages.begin(), messages.transfer(Kind.DOWNLOAD, 10)]
+        asked = [messages.begin(), messages.transfer(Kind.DOWNLOAD, 10, 0.01)]
         answers = converse(listening.port, asked, stay=True)
     assert sum(map(len, answers)) < 200_000
 
