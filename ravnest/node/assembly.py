@@ -102,7 +102,9 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
     )
     links = ClusterLinks(plan, transport, inputs.compression)
     averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)
-    rounds = RoundKeeper(averager, engine, inputs.settings, events)
+    # Batches this cluster gets, over those that each would get if all got as many.
+    turns = (plan.dealing.count(plan.cluster_id) * plan.num_clusters, len(plan.dealing))
+    rounds = RoundKeeper(averager, engine, inputs.settings, events, turns)
     tied = TiedParameters(plan, engine, links)
     journal = RunJournal(
         events,

@@ -91,5 +91,7 @@ def test_the_loader_shows_through() -> None:
 
 
 def test_an_impossible_shard_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cluster_id=2 is not possible; expected one of \[0, 1\]"):
+    with pytest.raises(
+        ConfigError, match=r"cluster_id=2 is not possible; expected one of \[0, 1\]"
+    ):
         ShardedLoader(loader(8), 2, (0, 1))
