@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,6 +16,7 @@ from ravnest.node.evaluating import LeafEvaluation, StageEvaluator
 from ravnest.node.journal import NumberFile, RunJournal
 from ravnest.node.labels import label_source
 from ravnest.node.links import ClusterLinks
+from ravnest.node.microbatches import Rows
 from ravnest.node.pipeline import LossOfMicrobatch, StageParts, StagePipeline
 from ravnest.node.rounds import RoundKeeper
 from ravnest.node.saving import SubmodelSaver
@@ -30,6 +32,7 @@ from ravnest.node.targets import (
 from ravnest.node.tying import TiedParameters
 from ravnest.plan.model import NodePlan
 from ravnest.stage.engine import LossFunction, StageEngine, StageState
+from ravnest.stage.program import Value
 from ravnest.stage.randomness import KeyedRandomness
 from ravnest.stage.schedule import StagePosition
 from ravnest.stage.updating import UpdateSettings
@@ -43,6 +46,7 @@ class NodeInputs:
 
     Attributes:
         state: initial tensors of the stage.
+        is_mean: whether the criterion's loss is a mean over the samples, not a sum.
         losses_path: where the leaf writes losses.
         validations_path: where the root writes the metric of validations.
         progress: where the root shows its progress.
@@ -58,6 +62,7 @@ class NodeInputs:
     seed: int
     device: torch.device
     criterion: Criterion | None
+    is_mean: bool
     labels: Any
     test_labels: Any
     losses_path: Path
@@ -97,7 +102,9 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
     )
     links = ClusterLinks(plan, transport, inputs.compression)
     averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)
-    rounds = RoundKeeper(averager, engine, inputs.settings, events)
+    # Batches this cluster gets, over those that each would get if all got as many.
+    turns = (plan.dealing.count(plan.cluster_id) * plan.num_clusters, len(plan.dealing))
+    rounds = RoundKeeper(averager, engine, inputs.settings, events, turns)
     tied = TiedParameters(plan, engine, links)
     journal = RunJournal(
         events,
@@ -106,7 +113,10 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         inputs.progress if plan.is_root else None,
     )
     position = StagePosition(
-        inputs.settings.schedule, plan.stage, plan.num_stages, inputs.settings.update_frequency
+        inputs.settings.schedule,
+        plan.stage,
+        plan.num_stages,
+        inputs.settings.microbatches_per_step,
     )
     pipeline = StagePipeline(
         StageParts(engine, links, rounds, journal, position, tied), _loss_of(inputs, links)
@@ -144,9 +154,13 @@ def _loss_of(inputs: NodeInputs, links: ClusterLinks) -> LossOfMicrobatch | None
 
     def loss_of(frame: Frame, local: Any) -> LossFunction:
         targets = finder.find(frame, local)
-        return lambda outputs: compute_loss(
-            inputs.criterion, predictions_of(outputs, structure), targets
-        )
+        share = Rows.of(frame).share if inputs.is_mean else 1.0
+
+        def loss(outputs: Mapping[str, Value]) -> torch.Tensor:
+            found = compute_loss(inputs.criterion, predictions_of(outputs, structure), targets)
+            return found if share == 1.0 else found * share
+
+        return loss
 
     return loss_of
 

@@ -21,6 +21,10 @@ class NodeOptions:
         val_filename: the root writes one line per validation to it; the roots of clusters above 0
             add `_cluster_<c>` to the name.
         schedule: "1f1b" (synchronous) or "async".
+        num_microbatches: parts that each batch is split into along its first dimension, so that the
+            stages work at the same time; the gradient stays that of the whole batch.
+        loss_reduction: how the criterion makes one number of a batch, "mean" or "sum". Default: its
+            attribute `reduction` if it has one, else "mean".
         seed: of the run's randomness; the root's counts. Default: torch's own initial seed.
         timeout_s: how long any wait for a peer may last before it is an error.
         trusted_modules: factories `package.module:function` of submodules that stayed code
@@ -35,6 +39,8 @@ class NodeOptions:
     events: Path = Path("events")
     val_filename: Path = Path("val_accuracies.txt")
     schedule: str = "1f1b"
+    num_microbatches: int = 1
+    loss_reduction: str | None = None
     seed: int | None = None
     timeout_s: float = 600.0
     trusted_modules: tuple[str, ...] = ()
@@ -61,6 +67,10 @@ class NodeOptions:
                 hint="write trusted_modules=('package.module:function',)",
             )
         parsed = cls(**{**options, "trusted_modules": tuple(trusted)})
+        if parsed.loss_reduction not in (None, "mean", "sum"):
+            raise ConfigError(
+                f"loss_reduction={parsed.loss_reduction!r} is unknown; expected 'mean' or 'sum'"
+            )
         timeout = parsed.timeout_s
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigError(f"timeout_s={timeout!r} is not possible; expected seconds above 0")

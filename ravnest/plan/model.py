@@ -205,6 +205,7 @@ class NodePlan:
         peers: every node it exchanges messages with: neighbours in the cluster and in its rings,
             root and leaf of a cluster each other (targets and results take the direct way), and
             owners and holders of replicas.
+        dealing: batch i of a loader is cluster `dealing[i % len(dealing)]`'s.
         files: graph and weights of its stage.
         plan_sha256: hash of the plan; peers of another plan are refused.
         replicas: parameters used here that earlier stages own, in the model's order.
@@ -215,6 +216,7 @@ class NodePlan:
     node_id: int
     cluster_id: int
     num_clusters: int
+    dealing: tuple[int, ...]
     cluster_nodes: tuple[int, ...]
     role: Role
     stage: int
