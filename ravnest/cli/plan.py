@@ -1,4 +1,4 @@
-"""`ravnest plan`: its parameters. What it does is imported when it is done, so that help is quick."""
+"""`ravnest plan`: its parameters; what it does is imported when it is done, to start quickly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plan(
     ] = None,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- ARGUMENTS]", help="Of the script.", show_default=False),
+        typer.Argument(metavar="-- ARGUMENTS", help="Of the script.", show_default=False),
     ] = None,
     node_data: Annotated[
         Path | None,

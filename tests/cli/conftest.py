@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -47,11 +48,9 @@ def _stage(cluster_id: int, index: int, node_id: int) -> StagePlan:
 def _links(clusters: tuple[tuple[int, ...], ...]) -> tuple[LinkPrediction, ...]:
     links = []
     for cluster in clusters:
-        for index, (a, b) in enumerate(zip(cluster, cluster[1:], strict=False)):
+        for index, (a, b) in enumerate(pairwise(cluster)):
             load = (0.12 + 0.17 * index) % 1
-            links.append(
-                LinkPrediction(a, b, Traffic.ACTIVATIONS, 1_230_000, 0.0098, 0.004, load)
-            )
+            links.append(LinkPrediction(a, b, Traffic.ACTIVATIONS, 1_230_000, 0.0098, 0.004, load))
             links.append(
                 LinkPrediction(b, a, Traffic.GRADIENTS, 2_460_000, 0.0196, 0.004, load / 2)
             )

@@ -70,7 +70,9 @@ def test_options_change_by_name() -> None:
 
 
 def test_an_option_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'recompute=true': clusterize of this version .* has no"):
+    with pytest.raises(
+        ConfigError, match=r"'recompute=true': clusterize of this version .* has no"
+    ):
         changed_arguments(_function, {}, [parse_change("recompute=true")])
 
 

@@ -25,9 +25,9 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
     ]
     console.print(columns(("", "before", "after", "factor"), rows, left="l"))
     console.print()
-    headings = ("node", "place before", "after", "peak before", "after", "factor", "")
+    headings = ("node", "before", "after", "layers", "peak before", "after", "factor", "")
     nodes = [_node_row(node) for node in comparison.nodes]
-    console.print(columns(headings, nodes, left=" ll   l"))
+    console.print(columns(headings, nodes, left=" ll    l"))
 
 
 def _row(
@@ -60,6 +60,7 @@ def _node_row(node: NodeComparison) -> Sequence[str | Text]:
         line((str(node.node_id), EMPHASIS if node.is_moved else "")),
         _place(before),
         _place(after),
+        _layers(before, after),
         _peak(before),
         _peak(after),
         factor,
@@ -70,8 +71,13 @@ def _node_row(node: NodeComparison) -> Sequence[str | Text]:
 def _place(view: StageView | None) -> Text:
     if view is None:
         return line(("not used", DIM))
-    layers = units.count(len(view.layers), "layer")
-    return line(f"{view.role} of {view.stage.cluster_id}, {layers}")
+    return line(f"{view.role} of {view.stage.cluster_id}")
+
+
+def _layers(before: StageView | None, after: StageView | None) -> str:
+    """How many, before and after; once when that is the same."""
+    counts = ["0" if view is None else str(len(view.layers)) for view in (before, after)]
+    return counts[0] if counts[0] == counts[1] else " -> ".join(counts)
 
 
 def _peak(view: StageView | None) -> Text:

@@ -88,7 +88,9 @@ def run_in_words(run: PlannedRun) -> str:
 
 def _title(plan: Plan) -> Text:
     used = f"{len(plan.stages):,} of {units.count(len(plan.nodes), 'node')}"
-    title = f"{plan.model.rpartition('.')[2]} on {used} in {units.count(len(plan.clusters), 'cluster')}"
+    title = (
+        f"{plan.model.rpartition('.')[2]} on {used} in {units.count(len(plan.clusters), 'cluster')}"
+    )
     if plan.prediction is None:
         return line((title, EMPHASIS))
     rate = f"{units.number(plan.prediction.samples_per_s)} samples/s"

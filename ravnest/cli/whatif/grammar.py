@@ -1,11 +1,11 @@
 """The spelling of changes, read strictly:
 
-    change  = "node." ID "." FIELD "=" NUMBER          another number for a node
-            | "+node " FIELD "=" NUMBER {"," FIELD "=" NUMBER}     one node more
-            | "-node." ID                              without a node
-            | "batch=" (COUNT | NUMBER "x")            another example batch
-            | OPTION "=" VALUE                         another option of clusterize
-    FIELD   = "ram" | "bandwidth" | "flops" | "latency"    as in node_configs.json
+change  = "node." ID "." FIELD "=" NUMBER          another number for a node
+        | "+node " FIELD "=" NUMBER {"," FIELD "=" NUMBER}     one node more
+        | "-node." ID                              without a node
+        | "batch=" (COUNT | NUMBER "x")            another example batch
+        | OPTION "=" VALUE                         another option of clusterize
+FIELD   = "ram" | "bandwidth" | "flops" | "latency"    as in node_configs.json
 """
 
 from __future__ import annotations

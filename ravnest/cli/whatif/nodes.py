@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from ravnest.cli.whatif.changes import Change, NodeAdded, NodeChanged, NodeRemoved
 from ravnest.config import NodeConfig
@@ -23,7 +24,7 @@ def changed_nodes(
         match change:
             case NodeChanged():
                 _require(change.node_id, nodes, change)
-                value = {change.field.attribute: change.value}
+                value: dict[str, Any] = {change.field.attribute: change.value}
                 nodes[change.node_id] = dataclasses.replace(nodes[change.node_id], **value)
             case NodeRemoved():
                 _require(change.node_id, nodes, change)
@@ -44,6 +45,6 @@ def _require(node_id: int, nodes: dict[int, NodeConfig], change: Change) -> None
 
 
 def _added(node_id: int, change: NodeAdded) -> NodeConfig:
-    values = {field.attribute: value for field, value in change.values}
+    values: dict[str, Any] = {field.attribute: value for field, value in change.values}
     address = f"node-{node_id}.invalid:8080"  # nobody is asked to connect to it
-    return NodeConfig(node_id=node_id, address=address, bind=address, **values)  # type: ignore[arg-type]
+    return NodeConfig(node_id=node_id, address=address, bind=address, **values)

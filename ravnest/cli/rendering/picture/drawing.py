@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from itertools import pairwise
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from ravnest.cli.rendering import units
@@ -205,7 +206,7 @@ def _ring_arrows(plan: Plan) -> list[Arrow]:
 def _pipeline_arrows(clusters: Sequence[Sequence[int]]) -> list[Arrow]:
     found = []
     for cluster in clusters:
-        for before, after in zip(cluster, cluster[1:], strict=False):
+        for before, after in pairwise(cluster):
             found.append(Arrow(before, after, Traffic.ACTIVATIONS))
             found.append(Arrow(after, before, Traffic.GRADIENTS))
     return found
