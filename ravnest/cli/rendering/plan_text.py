@@ -64,7 +64,8 @@ def show_plan(console: Console, plan: Plan, *, with_memory: bool = False) -> Non
         show_memory_parts(console, clusters)
     if prediction is not None:
         _show_links(console, prediction.links)
-        console.print()
+    console.print()
+    if prediction is not None:
         _show_whole(console, prediction, len(clusters))
         bullets(console, "Assumed, for it was neither measured nor said", prediction.assumed)
     reasons = unused_by_reason(plan)

@@ -21,6 +21,9 @@ _LANE = 9.0  # how far the arrows of two directions are from the line between tw
 _RING_LANE = 0.32  # the same for rings, as a share of a box's width
 _CLEARANCE = 3.0
 
+DASHES = {Traffic.AVERAGING: "7 4", Traffic.PARAMETERS: "2 3"}
+"""Of the curves; what goes between neighbours is drawn through."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
@@ -140,13 +143,12 @@ def _draw_curve(
     parent: Element, arrow: Arrow, course: str, tip: tuple[float, float], way: tuple[float, float]
 ) -> None:
     group = titled(SubElement(parent, "g", {"opacity": "0.75"}), arrow.words)
-    dashes = "7 4" if arrow.traffic is Traffic.AVERAGING else "2 3"
     path(
         group,
         course,
         stroke=arrow.colour,
         stroke_width=f"{arrow.width:.2f}",
-        stroke_dasharray=dashes,
+        stroke_dasharray=DASHES.get(arrow.traffic, "none"),
         fill="none",
     )
     _draw_head(group, arrow, tip, way)

@@ -35,7 +35,7 @@ _TITLE_HEIGHT = 74.0
 _LINE = 18.0
 _MAX_REASONS = 4
 _MAX_REASON_LENGTH = 150
-_LABEL_LENGTH, _BOTTLENECK_LINES = 27, 2
+_LABEL_LENGTH, _BOTTLENECK_LINES = 27, 3
 
 
 def draw_plan(plan: Plan) -> str:
@@ -63,14 +63,15 @@ def draw_plan(plan: Plan) -> str:
     _draw_title(root, plan)
     for cluster, panel in zip(clusters, layout.panels, strict=True):
         _draw_panel(root, cluster, panel, layout)
-    for arrow in _arrows(plan):
+    arrows = _arrows(plan)
+    for arrow in arrows:
         draw_arrow(root, arrow, layout)
     for cluster in clusters:
         for view in cluster.stages:
             _draw_node(root, view, layout)
     for number, reason in enumerate(reasons):
         text(root, MARGIN, words_top + _LINE * (number + 0.8), reason)
-    draw_legend(root, MARGIN, legend_top, is_averaged=len(clusters) > 1)
+    draw_legend(root, MARGIN, legend_top, {arrow.traffic for arrow in arrows})
     for element in root:
         element.tail = "\n"
     return tostring(root, encoding="unicode") + "\n"

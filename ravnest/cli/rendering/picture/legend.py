@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from xml.etree.ElementTree import Element, SubElement
 
+from ravnest.cli.rendering.picture.arrows import DASHES
 from ravnest.cli.rendering.picture.shapes import (
     EDGE,
     PAPER,
@@ -14,23 +16,33 @@ from ravnest.cli.rendering.picture.shapes import (
     rectangle,
     text,
 )
+from ravnest.plan.prediction import Traffic
 
 LEGEND_HEIGHT = 56.0
 LEGEND_WIDTH = 660.0
 _LOADS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _SHARES = (0.5, 0.8, 0.95)
+_DASHED = {Traffic.AVERAGING: "averaging of clusters", Traffic.PARAMETERS: "shared parameters"}
 
 
-def draw_legend(parent: Element, x: float, y: float, *, is_averaged: bool) -> None:
-    """Draws it into a strip of `LEGEND_WIDTH` and `LEGEND_HEIGHT`."""
+def draw_legend(parent: Element, x: float, y: float, traffic: Set[Traffic]) -> None:
+    """Draws it into a strip of `LEGEND_WIDTH` and `LEGEND_HEIGHT`.
+
+    Args:
+        traffic: what there is in the picture.
+    """
     group = SubElement(parent, "g", {"transform": f"translate({x:g} {y:g})"})
     _draw_loads(group, 0, 14)
     _draw_memory(group, 330, 14)
-    text(group, 0, 48, "upper arrow: activations, lower arrow: gradients", size=11)
-    if is_averaged:
-        style = {"stroke": EDGE, "stroke_width": "2", "stroke_dasharray": "7 4"}
-        path(group, "M330 44H372", **style)
-        text(group, 380, 48, "averaging between clusters", size=11)
+    if Traffic.ACTIVATIONS in traffic:
+        text(group, 0, 48, "upper arrow: activations, lower arrow: gradients", size=11)
+    left = 330
+    for kind, words in _DASHED.items():
+        if kind in traffic:
+            dashes = DASHES[kind]
+            path(group, f"M{left} 44h34", stroke=EDGE, stroke_width="2", stroke_dasharray=dashes)
+            text(group, left + 40, 48, words, size=11)
+            left += 180
 
 
 def _draw_loads(group: Element, x: float, y: float) -> None:
