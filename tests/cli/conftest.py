@@ -85,6 +85,7 @@ def _prediction(clusters: tuple[tuple[int, ...], ...], rate: float) -> Predictio
         samples_per_s=rate * len(clusters) * 0.96,
         upper_bound_samples_per_s=rate * len(clusters),
         is_optimal=False,
+        planned_samples_per_s=rate * len(clusters) * 0.97,
         assumed=("update_frequency is 8", "speed of node 2 is 50 GFLOP/s, as the others'"),
     )
 

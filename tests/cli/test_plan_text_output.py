@@ -53,7 +53,7 @@ def test_a_plan_says_what_a_person_wants_to_know(plan: Plan) -> None:
         "##...... 29 %"
     )
     assert "Averaging takes 1.20 s every 100 steps: 4 % of the time" in text
-    assert "upper bound 820 samples/s, gap 4 %" in text
+    assert "planned for 795 samples/s, upper bound 820, gap 3 %" in text
     assert "- speed of node 2 is 50 GFLOP/s, as the others'" in text
     assert "- nodes 5, 6: it would slow its cluster down" in text
 

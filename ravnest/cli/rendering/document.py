@@ -146,6 +146,7 @@ def _whole(prediction: Prediction) -> dict[str, Any]:
     return {
         "run": asdict(prediction.run),
         "samples_per_s": prediction.samples_per_s,
+        "planned_samples_per_s": prediction.planned_samples_per_s,
         "upper_bound_samples_per_s": prediction.upper_bound_samples_per_s,
         "gap": gap(prediction),
         "is_optimal": prediction.is_optimal,

@@ -189,6 +189,8 @@ def _show_whole(console: Console, prediction: Prediction, num_clusters: int) -> 
 def quality_in_words(prediction: Prediction) -> str:
     """How good the plan is, and what is known about that."""
     bound = units.number(prediction.upper_bound_samples_per_s)
-    short = gap(prediction)
-    words = f"upper bound {bound} samples/s, gap {units.percent(short)}"
-    return f"the best plan there is; {words}" if prediction.is_optimal else words
+    planned = units.number(prediction.planned_samples_per_s)
+    words = f"planned for {planned} samples/s, upper bound {bound}"
+    if prediction.is_optimal:
+        return f"the best plan there is; {words}"
+    return f"{words}, gap {units.percent(gap(prediction))}"

@@ -82,9 +82,9 @@ def step_time_s(plan: Plan) -> float | None:
 
 
 def gap(prediction: Prediction) -> float:
-    """How far the plan is from the upper bound, as a share of the bound."""
+    """How far the plan is from the upper bound, as a share of the bound; both by the closed form."""
     bound = prediction.upper_bound_samples_per_s
-    return max(0.0, 1 - prediction.samples_per_s / bound) if bound > 0 else 0.0
+    return max(0.0, 1 - prediction.planned_samples_per_s / bound) if bound > 0 else 0.0
 
 
 def averaging_share(prediction: Prediction) -> float:

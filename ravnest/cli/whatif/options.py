@@ -50,7 +50,7 @@ def _schedule(text: str) -> str:
 
 
 def _compression(text: str) -> str | bool:
-    from ravnest.node.settings import COMPRESSIONS  # needs torch, which help must not wait for
+    from ravnest.wire.compression import COMPRESSIONS  # needs torch, which help must not wait for
 
     names = ["none", *(name for name in COMPRESSIONS if isinstance(name, str))]
     if text not in names:
