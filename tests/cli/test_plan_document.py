@@ -43,7 +43,7 @@ def test_the_document_is_the_plan(plan: Plan) -> None:
     prediction = call["plan"]["prediction"]
     assert prediction["samples_per_s"] == pytest.approx(787.2)
     assert prediction["gap"] == pytest.approx(0.03)
-    assert prediction["averaging_share"] == pytest.approx(1.2 / (1.2 + 31.2))
+    assert prediction["averaging_share"] == pytest.approx(0.04)
     link = call["plan"]["links"][0]
     assert (link["source"], link["target"], link["traffic"]) == (0, 1, "activations")
 

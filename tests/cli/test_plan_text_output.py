@@ -52,7 +52,7 @@ def test_a_plan_says_what_a_person_wants_to_know(plan: Plan) -> None:
         _row(text, "node 1 -> 2") == "node 1 -> 2 activations 1.23 MB microbatch 13.8 ms "
         "##...... 29 %"
     )
-    assert "Averaging takes 1.20 s every 100 steps: 4 % of the time" in text
+    assert "Averaging takes 1.20 s every 100 steps: costs 4 % of the samples/s" in text
     assert "planned for 795 samples/s, upper bound 820, gap 3 %" in text
     assert "- speed of node 2 is 50 GFLOP/s, as the others'" in text
     assert "- nodes 5, 6: it would slow its cluster down" in text

@@ -180,7 +180,7 @@ def _show_whole(console: Console, prediction: Prediction, num_clusters: int) -> 
                 ("Averaging ", EMPHASIS),
                 f"takes {units.duration(prediction.averaging_s)} every "
                 f"{units.count(run.steps_per_round, 'step')}: "
-                f"{units.percent(averaging_share(prediction))} of the time",
+                f"costs {units.percent(averaging_share(prediction))} of the samples/s",
             )
         )
     console.print(line(("Quality   ", EMPHASIS), quality_in_words(prediction)))

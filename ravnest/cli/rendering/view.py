@@ -82,15 +82,15 @@ def step_time_s(plan: Plan) -> float | None:
 
 
 def gap(prediction: Prediction) -> float:
-    """How far the plan is from the upper bound, as a share of the bound; both by the closed form."""
+    """How far the plan is below the upper bound, as a share of it; both by the closed form."""
     bound = prediction.upper_bound_samples_per_s
     return max(0.0, 1 - prediction.planned_samples_per_s / bound) if bound > 0 else 0.0
 
 
 def averaging_share(prediction: Prediction) -> float:
-    """Share of the time that averaging takes; rounds start when the slowest cluster is there."""
-    steps_s = prediction.run.steps_per_round * max(c.step_time_s for c in prediction.clusters)
-    return prediction.averaging_s / (prediction.averaging_s + steps_s) if steps_s > 0 else 0.0
+    """Share of the clusters' samples per second that averaging costs."""
+    training = sum(cluster.samples_per_s for cluster in prediction.clusters)
+    return max(0.0, 1 - prediction.samples_per_s / training) if training > 0 else 0.0
 
 
 def unused_by_reason(plan: Plan) -> dict[str, list[int]]:
