@@ -82,12 +82,13 @@ class Layout:
 
 
 def place(clusters: Sequence[ClusterView], top: float) -> Layout:
-    """Places clusters below `top`, below each other, in several columns where they are many."""
+    """Places clusters below `top` and below each other, in several columns where they are many."""
     num_nodes = sum(len(cluster.stages) for cluster in clusters)
     is_roomy = num_nodes <= _MOST_ROOMY_NODES and len(clusters) <= _MOST_ROOMY_CLUSTERS
     metrics = ROOMY if is_roomy else COMPACT
     sizes = [_panel_size(len(cluster.stages), metrics) for cluster in clusters]
-    panels = _best_columns(sizes, top)
+    # Rings that run from column to column cross the figures of clusters: only where it must be.
+    panels = _in_columns(sizes, 1, top) if is_roomy else _best_columns(sizes, top)
     boxes = {
         view.stage.node_id: box
         for cluster, panel in zip(clusters, panels, strict=True)
