@@ -21,7 +21,7 @@ from ravnest.node.pipeline import LossOfMicrobatch, StageParts, StagePipeline
 from ravnest.node.rounds import RoundKeeper
 from ravnest.node.saving import SubmodelSaver
 from ravnest.node.service import StageService
-from ravnest.node.settings import Compression, RunSettings
+from ravnest.node.settings import RunSettings
 from ravnest.node.targets import (
     Criterion,
     TargetFinder,
@@ -37,6 +37,7 @@ from ravnest.stage.randomness import KeyedRandomness
 from ravnest.stage.schedule import StagePosition
 from ravnest.stage.updating import UpdateSettings
 from ravnest.transport.interface import Transport
+from ravnest.wire.compression import Compression
 from ravnest.wire.frame import Frame
 
 

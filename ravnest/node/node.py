@@ -20,13 +20,14 @@ from ravnest.node.loading import initial_state, load_node, parse_node_name
 from ravnest.node.logs import show_logs
 from ravnest.node.options import NodeOptions
 from ravnest.node.root import RootDriver
-from ravnest.node.settings import RunSettings, parse_compression, require_callable
+from ravnest.node.settings import RunSettings, require_callable
 from ravnest.node.targets import Criterion, Metric
 from ravnest.plan.model import NodePlan
 from ravnest.stage.schedule import Schedule
 from ravnest.stage.updating import OptimizerFactory, SchedulerFactory, UpdateSettings
 from ravnest.transport.grpc_transport import GrpcTransport
 from ravnest.transport.interface import PeerAddress, Transport, TransportSettings
+from ravnest.wire.compression import parse_compression
 
 logger = logging.getLogger(__name__)
 

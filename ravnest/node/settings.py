@@ -7,24 +7,6 @@ from typing import Any
 
 from ravnest.errors import ConfigError
 from ravnest.stage.schedule import Schedule
-from ravnest.wire.frame import Codec
-
-
-@dataclass(frozen=True, slots=True)
-class Compression:
-    """Codecs by role. A gradient never travels with less precision than an activation."""
-
-    activation: Codec
-    gradient: Codec
-
-
-COMPRESSIONS: dict[bool | str, Compression] = {
-    False: Compression(Codec.RAW, Codec.RAW),
-    True: Compression(Codec.FLOAT16, Codec.FLOAT16),
-    "fp16": Compression(Codec.FLOAT16, Codec.FLOAT16),
-    "bf16": Compression(Codec.BFLOAT16, Codec.BFLOAT16),
-    "int8": Compression(Codec.INT8, Codec.BFLOAT16),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +50,6 @@ class RunSettings:
                     f"the root, node {root}, with {name}={announced.get(name)!r}",
                     hint="start the same script with the same settings on every node of a cluster",
                 )
-
-
-def parse_compression(compression: bool | str) -> Compression:
-    """The codecs that `Node(compression=...)` names."""
-    if isinstance(compression, (bool, str)) and compression in COMPRESSIONS:
-        return COMPRESSIONS[compression]
-    choices = ", ".join(repr(choice) for choice in COMPRESSIONS)
-    raise ConfigError(f"compression={compression!r} is unknown; expected one of {choices}")
 
 
 def require_callable(**values: object) -> None:

@@ -86,7 +86,19 @@ class CostTable:
         crossing = (self.forward_bytes + self.backward_bytes)[1:-1]
         order = np.lexsort((np.arange(len(owner)), crossing, owner))
         _, first = np.unique(owner[order], return_index=True)
-        kept = np.concatenate(([0], np.sort(order[first]) + 1, [self.last]))
+        return self.at(np.concatenate(([0], np.sort(order[first]) + 1, [self.last])))
+
+    def near(self, boundaries: Sequence[int], num_boundaries: int) -> CostTable:
+        """The table with the boundaries around some of its own, about so many in all."""
+        inner = boundaries[1:-1]
+        reach = num_boundaries // (2 * max(len(inner), 1))
+        kept = {0, self.last}
+        for each in inner:
+            kept.update(range(max(1, each - reach), min(self.last, each + reach + 1)))
+        return self.at(np.array(sorted(kept)))
+
+    def at(self, kept: Ints) -> CostTable:
+        """The table at some of its boundaries, the first and the last among them."""
         names = (field.name for field in dataclasses.fields(self) if field.name != "shared")
         return CostTable(
             **{name: getattr(self, name)[kept] for name in names},

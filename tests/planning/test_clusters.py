@@ -12,11 +12,11 @@ from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.errors import NotEnoughMemoryError, PlanningError
 from ravnest.plan.model import NodeSpec
 from ravnest.planning.clusters import Formation, form_clusters
-from ravnest.planning.memory import MemoryModel
 from ravnest.planning.ordering import ClusterSearch
+from ravnest.planning.pace import Traits
 from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, PlanningSettings
 from ravnest.planning.shortage import format_bytes
-from ravnest.planning.stages import StageTimes, cut_into_stages
+from ravnest.planning.subsets import along
 from ravnest.planning.table import cost_table
 
 CostsOf = Callable[..., GraphCosts]
@@ -132,21 +132,18 @@ def test_the_order_inside_a_cluster_is_the_best_there_is(
 ) -> None:
     table = cost_table(costs_of(24))
     settings = PlanningSettings()
-    memory = MemoryModel(table, settings, False)
+    search = ClusterSearch(table, settings, num_clusters=1)
     for seed in range(4):
         nodes = [
             node_of(i, gigabytes=0.356 + 0.004 * ((i + seed) % 4), mbps=1 + i, gflops=5 + seed * i)
             for i in range(4)
         ]
-        ranks = []
-        for order in itertools.permutations(nodes):
-            cutting = cut_into_stages(StageTimes(memory, order))
-            if cutting is not None:
-                ranks.append(cutting.rank)
-        found = ClusterSearch(table, settings, is_averaged=False).best(nodes)
-        assert (found is None) == (not ranks)
+        found = search.best(nodes)
+        every = [along(search.pace, Traits.of(order)) for order in itertools.permutations(nodes)]
+        times = [each.step_s for each in every if each is not None]
+        assert (found is None) == (not times)
         if found is not None:
-            assert found.cutting.rank == min(ranks)
+            assert found.rate == pytest.approx(settings.update_frequency / min(times), rel=1e-9)
 
 
 def test_speed_that_is_not_measured_counts_as_the_median_of_the_others(node_of: NodeOf) -> None:

@@ -1,0 +1,189 @@
+"""The closed form that plans are searched with: step time = fill + period, stage by stage.
+
+With C_k the seconds that stage k of S computes per microbatch, L_k the time that a microbatch takes
+from its arrival at stage k to the leaf and back, links included, and m microbatches per step:
+
+    period = max over k of max(C_k, L_k / (S - k))    stage k has S - k microbatches in flight
+    1f1b:  step = L_0 + (m - 1) period + update       the first one fills, the others follow
+    async: step = m period + update
+
+Update, and averaging spread over the steps between two rounds, are charged to the stage whose
+period they lengthen: step = L_0 + max over k of E_k, E_k = (m - 1) max(C_k, L_k / (S - k)) + U_k.
+Against the exact schedule (`timing.steady_state`) this is within a few percent. What makes it worth
+having: it is built up from the leaf by two numbers per suffix, L and the largest E so far, and less
+of either is never worse, so a dynamic programme over suffixes finds the best plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ravnest.plan.model import NodeSpec
+from ravnest.planning.memory import MemoryModel
+from ravnest.planning.settings import (
+    BACKWARD_AND_FORWARD,
+    DEFAULT_FLOPS,
+    DEFAULT_LATENCY_S,
+    FLOPS_PER_BYTE_WRITTEN,
+    PlanningSettings,
+)
+from ravnest.planning.table import Bools, Floats, Ints
+from ravnest.stage.schedule import Schedule
+
+_BITS_PER_BYTE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What of nodes matters to a plan, one entry per node (or class of nodes).
+
+    Attributes:
+        flops: operations per second.
+        rate: bytes per second of its link.
+        latency_s: one-way delay of its link.
+        memory: bytes it offers.
+    """
+
+    flops: Floats
+    rate: Floats
+    latency_s: Floats
+    memory: Floats
+
+    @classmethod
+    def of(cls, nodes: Sequence[NodeSpec]) -> Traits:
+        """The traits of nodes, with what is assumed where nothing was measured."""
+        return cls(
+            np.array([node.flops or DEFAULT_FLOPS for node in nodes], dtype=np.float64),
+            np.array([node.bandwidth_bps / _BITS_PER_BYTE for node in nodes], dtype=np.float64),
+            np.array([latency_of(node) for node in nodes], dtype=np.float64),
+            np.array([float(node.memory_bytes) for node in nodes], dtype=np.float64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.flops)
+
+    def take(self, index: Ints) -> Traits:
+        """The traits at these indices, in any shape."""
+        return Traits(
+            self.flops[index], self.rate[index], self.latency_s[index], self.memory[index]
+        )
+
+
+class Pace:
+    """Seconds of stages and links between boundaries of a table, vectorised over nodes.
+
+    Args:
+        memory: has the table and says what fits.
+        num_clusters: clusters that average with each other; 1 averages nothing.
+    """
+
+    def __init__(self, memory: MemoryModel, num_clusters: int) -> None:
+        table, settings = memory.table, memory.settings
+        self.memory = memory
+        self.num_clusters = num_clusters
+        self.size = table.last + 1
+        self.is_flushed = settings.schedule is Schedule.ONE_F_ONE_B
+        self.frequency = settings.update_frequency
+        self.periods = self.frequency - 1 if self.is_flushed else self.frequency
+        # Ends of the graph send nothing: there the table has the inputs, which are at hand.
+        inner = (np.arange(self.size) > 0) & (np.arange(self.size) < table.last)
+        self.activation_bytes: Floats = inner * table.forward_bytes * settings.activation_ratio
+        self.gradient_bytes: Floats = inner * table.backward_bytes * settings.gradient_ratio
+        start, end = np.arange(self.size)[:, None], np.arange(self.size)[None, :]
+        self.work: Floats = table.work[end] - table.work[start]
+        trained = (table.trained_bytes[end] - table.trained_bytes[start]).astype(np.float64)
+        fixed = table.fixed_bytes[end] - table.fixed_bytes[start]
+        self.update_flops: Floats = (
+            FLOPS_PER_BYTE_WRITTEN * (1 + settings.optimizer_states) * trained
+        )
+        share = 2.0 * (num_clusters - 1) / num_clusters / settings.steps_per_round
+        sent = share * (trained + fixed)
+        if table.shared:
+            sent = sent + memory.exchanged_bytes(start, end)
+        self.sent_per_step: Floats = sent
+        self._is_stage: Bools = table.num_trained[end] > table.num_trained[start]
+        self._needed: dict[int, Floats] = {}
+
+    def needed(self, in_flight: int) -> Floats:
+        """Peak bytes [start, end] of a stage that is `in_flight` from its leaf, inclusive.
+
+        Infinite where the stage trains nothing. A stage that starts with the graph is the root, so
+        the length of its cluster is known; of the others the part of the cluster before them is not
+        and makes no difference.
+        """
+        if in_flight not in self._needed:
+            start = np.arange(self.size)[:, None]
+            end = np.arange(self.size)[None, :]
+            needed = self.memory.stage_bytes(start, end, 1, in_flight + 1).astype(np.float64)
+            root = self.memory.stage_bytes(start[:1], end, 0, in_flight)
+            needed[0] = root[0]
+            if in_flight > 1:
+                needed[:, -1] = np.inf  # only the leaf ends with the graph
+            else:
+                needed[:, :-1] = np.inf
+            self._needed[in_flight] = np.where(self._is_stage, needed, np.inf)
+        return self._needed[in_flight]
+
+    def link_seconds(self, one: Traits, other: Traits) -> Floats:
+        """Both ways over a link per microbatch: nodes that broadcast, by boundary in the last axis."""
+        rate = np.minimum(one.rate, other.rate)[..., None]
+        num_bytes = self.activation_bytes + self.gradient_bytes
+        delay = 2.0 * (one.latency_s + other.latency_s)[..., None]
+        seconds: Floats = num_bytes / rate + delay
+        return seconds
+
+    def stage(self, traits: Traits, in_flight: int, start: int) -> tuple[Floats, Floats, Bools]:
+        """Stages from one boundary to every later one, by node in the first axis.
+
+        Returns:
+            Seconds of computing per microbatch; seconds per step that an optimizer step, averaging
+            and parameters shared between stages take; whether it fits.
+        """
+        after = slice(start + 1, self.size)
+        factor = work_factor(self.memory.settings, in_flight)
+        computing = factor * self.work[start, after] / traits.flops[:, None]
+        others = self.update_flops[start, after] / traits.flops[:, None]
+        others = others + self.sent_per_step[start, after] / traits.rate[:, None]
+        fits = self.needed(in_flight)[start, after] <= traits.memory[:, None]
+        return computing, others, fits
+
+    def prepend(
+        self, loop: Floats, excess: Floats, traits: Traits, in_flight: int, start: int
+    ) -> tuple[Floats, Floats]:
+        """Puts a stage before suffixes.
+
+        Args:
+            loop, excess: L and the largest E of suffixes [row, label, boundary], link included.
+            traits: of the new stage's node, per row.
+            start: boundary that the new stage starts at.
+
+        Returns:
+            Both for the longer suffixes [row, label, boundary the suffix started at, from start + 1].
+        """
+        computing, others, fits = self.stage(traits, in_flight, start)
+        longer = loop[:, :, start + 1 :] + computing[:, None]
+        period = np.maximum(computing[:, None], longer / in_flight)
+        own = np.where(fits, others, np.inf)[:, None] + self.periods * period
+        return longer, np.maximum(excess[:, :, start + 1 :], own)
+
+    def step_time(self, loop: Floats, excess: Floats) -> Floats:
+        """Seconds of an optimizer step from L and E of a whole cluster."""
+        return loop + excess if self.is_flushed else excess
+
+    def microbatch_rate(self, step_s: Floats) -> Floats:
+        """Microbatches per second; 0 where the step time is infinite."""
+        rate: Floats = self.frequency / np.maximum(step_s, 1e-9)
+        return rate
+
+
+def work_factor(settings: PlanningSettings, in_flight: int) -> float:
+    """Operations of a microbatch over those of one forward and one backward pass."""
+    return 1.0 + settings.recomputes(in_flight) / BACKWARD_AND_FORWARD
+
+
+def latency_of(node: NodeSpec) -> float:
+    """One-way delay of a node's link in seconds, or what is assumed."""
+    return DEFAULT_LATENCY_S if node.latency_s is None else node.latency_s

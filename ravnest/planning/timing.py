@@ -1,0 +1,256 @@
+"""The time model: how long an optimizer step of a pipeline takes, exactly, by its schedule.
+
+A stage computes one thing at a time, in the order of `ravnest.stage.schedule`. A node's uplink sends
+one message at a time, activations to the next node and gradients to the one before, in the order
+in which they are made; a message arrives one delay after it has been sent. Receiving is free, as
+links are full duplex and the sender already goes at the rate of the slower end. Such a system is a
+timed event graph, linear over (max, +) (Baccelli et al., "Synchronization and Linearity", 1992):
+its completion times follow from each other, and in the long run they repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ravnest.stage.schedule import Action, ActionKind, Schedule, StagePosition, list_actions
+
+_FLUSHED_STEPS = 4  # with a flush every step starts from rest, so the second one is like the rest
+_MAX_STEPS = 96
+_MAX_SENSITIVE = 12  # stages up to which the bottleneck is found by trying what each part costs
+_FASTER = 0.9
+_SAME = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds that a stage computes.
+
+    Attributes:
+        forward_s: forward pass of one microbatch.
+        backward_s: backward pass of one microbatch, recomputation included.
+        update_s: one optimizer step.
+        exchange_s: sending, per optimizer step, what keeps parameters equal that others use too.
+    """
+
+    forward_s: float
+    backward_s: float
+    update_s: float = 0.0
+    exchange_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTime:
+    """Seconds on the way between a stage and the next, per microbatch.
+
+    Attributes:
+        activation_s: sending activations to the next stage, at the rate of the slower end.
+        gradient_s: sending gradients back, likewise.
+        latency_s: one-way delay.
+    """
+
+    activation_s: float
+    gradient_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTime:
+    """Everything that the step time of a cluster depends on.
+
+    Attributes:
+        stages: from root to leaf.
+        links: between stages k and k + 1; one fewer.
+        update_frequency: microbatches per optimizer step.
+    """
+
+    schedule: Schedule
+    update_frequency: int
+    stages: tuple[StageTime, ...]
+    links: tuple[LinkTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyState:
+    """How a pipeline goes in the long run.
+
+    Attributes:
+        step_time_s: seconds per optimizer step.
+        busy: per stage the share of the time in which it computes.
+    """
+
+    step_time_s: float
+    busy: tuple[float, ...]
+
+    @property
+    def bubble(self) -> float:
+        """Share of the time that a node waits, on average over the nodes."""
+        return 1.0 - sum(self.busy) / len(self.busy)
+
+
+def steady_state(pipeline: PipelineTime) -> SteadyState:
+    """Runs the schedule until it repeats.
+
+    `1f1b` repeats at once. `async` repeats after several steps, not always every single one; the
+    period found is exact where it repeats within the steps looked at, else an average.
+    """
+    step_s = _step_time(pipeline)
+    frequency = pipeline.update_frequency
+    work = [
+        frequency * (each.forward_s + each.backward_s) + each.update_s for each in pipeline.stages
+    ]
+    return SteadyState(step_s, tuple(each / step_s if step_s > 0 else 0.0 for each in work))
+
+
+def bottleneck(pipeline: PipelineTime) -> tuple[int, bool]:
+    """What a little more speed of would save the most: a stage's computing, or a link.
+
+    Returns:
+        Index of the stage, or of the link by its first stage; and whether it is a link.
+    """
+    candidates = [(k, False) for k in range(len(pipeline.stages))]
+    candidates += [(k, True) for k in range(len(pipeline.links))]
+    if len(pipeline.stages) > _MAX_SENSITIVE:
+        return max(candidates, key=lambda part: (_seconds_of(pipeline, part), not part[1]))
+    return min(candidates, key=lambda part: (_step_time(_faster(pipeline, part)), part[1], part[0]))
+
+
+def _seconds_of(pipeline: PipelineTime, part: tuple[int, bool]) -> float:
+    index, is_link = part
+    if is_link:
+        link = pipeline.links[index]
+        return link.activation_s + link.gradient_s
+    return pipeline.stages[index].forward_s + pipeline.stages[index].backward_s
+
+
+def _faster(pipeline: PipelineTime, part: tuple[int, bool]) -> PipelineTime:
+    index, is_link = part
+    if is_link:
+        links = list(pipeline.links)
+        old = links[index]
+        links[index] = LinkTime(
+            _FASTER * old.activation_s, _FASTER * old.gradient_s, _FASTER * old.latency_s
+        )
+        return replace(pipeline, links=tuple(links))
+    stages = list(pipeline.stages)
+    was = stages[index]
+    stages[index] = replace(
+        was,
+        forward_s=_FASTER * was.forward_s,
+        backward_s=_FASTER * was.backward_s,
+        update_s=_FASTER * was.update_s,
+    )
+    return replace(pipeline, stages=tuple(stages))
+
+
+def _step_time(pipeline: PipelineTime) -> float:
+    size = len(pipeline.stages)
+    if size == 1:
+        stage = pipeline.stages[0]
+        computing = pipeline.update_frequency * (stage.forward_s + stage.backward_s)
+        return computing + stage.update_s
+    if pipeline.schedule is Schedule.ONE_F_ONE_B:
+        ends = _step_ends(pipeline, _FLUSHED_STEPS)
+        return ends[-1] - ends[-2]
+    drain = -(-size // pipeline.update_frequency)  # the last steps run ahead: nothing follows them
+    ends = _step_ends(pipeline, min(_MAX_STEPS, 8 * size) + drain)[:-drain]
+    return _long_run([later - earlier for earlier, later in zip(ends, ends[1:], strict=False)])
+
+
+def _long_run(steps: Sequence[float]) -> float:
+    """Mean of the shortest pattern that the last steps repeat; of their second half else."""
+    for length in range(1, len(steps) // 3 + 1):
+        last, before = steps[-length:], steps[-2 * length : -length]
+        if all(abs(a - b) <= _SAME * max(a, b) for a, b in zip(last, before, strict=True)):
+            return sum(last) / length
+    half = steps[len(steps) // 2 :]
+    return sum(half) / len(half)
+
+
+def _step_ends(pipeline: PipelineTime, num_steps: int) -> list[float]:
+    """When the root completes each optimizer step."""
+    run = _Run(pipeline, num_steps * pipeline.update_frequency)
+    waiting = list(range(run.size))
+    while waiting:
+        waiting = [stage for stage in waiting if not run.advance(stage)]
+    return run.step_ends
+
+
+class _Run:
+    """One run; each stage goes on as far as what has arrived allows."""
+
+    def __init__(self, pipeline: PipelineTime, num_microbatches: int) -> None:
+        self.size = len(pipeline.stages)
+        self.step_ends: list[float] = []
+        self._stages, self._links = pipeline.stages, pipeline.links
+        self._actions = [
+            _Peekable(
+                list_actions(
+                    StagePosition(pipeline.schedule, k, self.size, pipeline.update_frequency),
+                    num_microbatches,
+                )
+            )
+            for k in range(self.size)
+        ]
+        self._clock = [0.0] * self.size  # when a stage is free to compute
+        self._uplink = [0.0] * self.size  # when its uplink is free
+        self._activations: list[list[float]] = [[] for _ in range(self.size)]  # arrivals, in order
+        self._gradients: list[list[float]] = [[] for _ in range(self.size)]
+
+    def advance(self, stage: int) -> bool:
+        """Does what the stage can do now; True when it has done everything."""
+        actions = self._actions[stage]
+        while (action := actions.next) is not None:
+            arrived = self._arrival(stage, action)
+            if arrived is None:
+                return False
+            self._do(stage, action, max(self._clock[stage], arrived))
+            actions.pop()
+        return True
+
+    def _arrival(self, stage: int, action: Action) -> float | None:
+        if action.kind is ActionKind.FORWARD and stage > 0:
+            came = self._activations[stage]
+        elif action.kind is ActionKind.BACKWARD and stage + 1 < self.size:
+            came = self._gradients[stage]
+        else:
+            return 0.0
+        return came[action.number] if action.number < len(came) else None
+
+    def _do(self, stage: int, action: Action, start: float) -> None:
+        time = self._stages[stage]
+        if action.kind is ActionKind.FORWARD:
+            end = start + time.forward_s
+            if stage + 1 < self.size:
+                link = self._links[stage]
+                sent = self._send(stage, end, link.activation_s)
+                self._activations[stage + 1].append(sent + link.latency_s)
+        elif action.kind is ActionKind.BACKWARD:
+            end = start + time.backward_s
+            if stage > 0:
+                link = self._links[stage - 1]
+                sent = self._send(stage, end, link.gradient_s)
+                self._gradients[stage - 1].append(sent + link.latency_s)
+        else:
+            end = start + time.update_s
+            self._send(stage, end, time.exchange_s)
+            if stage == 0:
+                self.step_ends.append(end)
+        self._clock[stage] = end
+
+    def _send(self, stage: int, ready: float, seconds: float) -> float:
+        sent = max(self._uplink[stage], ready) + seconds
+        self._uplink[stage] = sent
+        return sent
+
+
+class _Peekable:
+    """An iterator of actions whose next one can be looked at."""
+
+    def __init__(self, actions: Iterator[Action]) -> None:
+        self._actions = actions
+        self.next = next(actions, None)
+
+    def pop(self) -> None:
+        """Goes on to the next action."""
+        self.next = next(self._actions, None)
