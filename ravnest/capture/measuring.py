@@ -21,6 +21,7 @@ from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.capture.cuts import Placement
 from ravnest.capture.diagnosis import first_lines
 from ravnest.capture.graphs import CapturedGraph
+from ravnest.capture.recomputing import last_uses
 from ravnest.capture.regions import autocasts_of, device_type, within
 from ravnest.capture.state import StateInventory, StoredTensor
 from ravnest.errors import CaptureError
@@ -229,11 +230,10 @@ def _cuts(
     """The legal cuts with the bytes of what lives across them, by a running sum."""
     forward = [0] * (num_positions + 2)
     backward = [0] * (num_positions + 2)
-    for node in train.graph.nodes:
-        if node.op not in ("placeholder", "call_function") or not node.users:
+    for node, last in last_uses(train.graph, placement.train, placement.recomputed).items():
+        if node.op not in ("placeholder", "call_function"):
             continue
-        start = placement.train[node] + 1
-        end = max(placement.train[user] for user in node.users) + 1
+        start, end = placement.train[node] + 1, last + 1
         if start >= end:
             continue
         num_bytes = readings.value_bytes[node.name]
