@@ -18,6 +18,7 @@ from ravnest.plan.files import write_plan
 from ravnest.plan.model import NodeSpec, Plan, Replica, StagePlan
 from ravnest.planning.clusters import Formation, form_clusters
 from ravnest.planning.ordering import Cluster
+from ravnest.planning.overriding import nodes_to_plan_for, overridable
 from ravnest.planning.rings import form_rings, owner_of
 from ravnest.planning.self_test import prepare_test
 from ravnest.planning.settings import PlanningSettings
@@ -30,6 +31,7 @@ from ravnest.stage.schedule import Schedule
 _CONFIG_FILE = "node_configs.json"
 
 
+@overridable
 def clusterize(
     model: torch.nn.Module,
     example_args: Sequence[Any] = (),
@@ -44,6 +46,7 @@ def clusterize(
     leaves: Mapping[str, str] | None = None,
     weights: Weights | None = None,
     self_test: bool = True,
+    dry_run: bool = False,
 ) -> Plan:
     """Plans the training of a model on the configured nodes and writes everything the nodes need.
 
@@ -74,9 +77,11 @@ def clusterize(
             takes effect: outputs, all gradients, buffers, both modes. Costs two passes of each;
             left out with a line in the log when the model's tensors are not in memory or there is
             too little for it.
+        dry_run: make the plan and print it, but split, test and write nothing.
 
     Returns:
-        The plan as written; its `str()` is what is printed.
+        The plan as written; its `str()` is what is printed. With `dry_run` it has neither a hash
+        nor digests of files.
 
     Raises:
         ConfigError: an argument, the file of nodes or the weights are wrong.
@@ -87,25 +92,28 @@ def clusterize(
     settings = _settings(num_clusters, schedule, optimizer_states)
     if not isinstance(self_test, bool):
         raise ConfigError(f"self_test is {self_test!r}; expected True or False")
+    if not isinstance(dry_run, bool):
+        raise ConfigError(f"dry_run is {dry_run!r}; expected True or False")
     args, kwargs = _inputs(model, example_args, example_kwargs)
     folder = Path(node_data)
     config_file = folder / _CONFIG_FILE if node_configs is None else Path(node_configs)
-    nodes = tuple(_node_spec(config) for config in load_node_configs(config_file))
+    configs = nodes_to_plan_for(load_node_configs(config_file))
+    nodes = tuple(_node_spec(config) for config in configs)
     source = weight_source(model, weights)
     with wholly_on_meta(model):
         captured = capture_model(model, args, kwargs, run_forward=pass_data, leaves=leaves)
     streamed = None if source is None else StreamedWeights(captured, model, source)
     formation = form_clusters(cost_table(captured.costs), nodes, settings)
     plan = _plan(captured, nodes, formation)
+    if dry_run:
+        return plan
     graphs = _split_once_per_cutting(captured, formation)
     chains = [graphs[cluster.cutting.cuts] for cluster in formation.clusters]
     test = None
     if self_test:
         trusted = tuple((leaves or {}).values())
         test = prepare_test(model, args, kwargs, captured, streamed, trusted=trusted)
-    written = write_plan(folder, plan, StageWriter(chains, streamed, test))
-    print(written)  # noqa: T201  the contract's own output
-    return written
+    return write_plan(folder, plan, StageWriter(chains, streamed, test))
 
 
 def _settings(num_clusters: Any, schedule: Any, optimizer_states: Any) -> PlanningSettings:
