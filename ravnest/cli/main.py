@@ -9,6 +9,7 @@ import typer
 from ravnest import __version__
 from ravnest.cli.errors import ErrorsInWords
 from ravnest.cli.plan import plan
+from ravnest.cli.simulate import simulate
 
 app = typer.Typer(
     name="ravnest",
@@ -19,6 +20,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(plan)
+app.command()(simulate)
 
 
 def _print_version(is_asked: bool) -> None:
