@@ -121,7 +121,7 @@ def main() -> int:
 
 
 def run_case(case: Case) -> dict[str, Any]:
-    """One plan: predicted, simulated and real seconds per optimizer step."""
+    """One plan: predicted, simulated and real (median) seconds per optimizer step."""
     training = TRAININGS[case.training]()
     with (
         tempfile.TemporaryDirectory(prefix="ravnest-benchmark-") as folder,
@@ -138,7 +138,7 @@ def run_case(case: Case) -> dict[str, Any]:
         "title": case.title,
         "predicted_step_s": prediction.clusters[0].step_time_s,
         "simulated_step_s": simulate(plan).clusters[0].step_time_s,
-        "real_step_s": statistics.fmean(real_s),
+        "real_step_s": statistics.median(real_s),
         "real_steps_s": real_s,
         "bottleneck": prediction.clusters[0].bottleneck,
         "order": plan.clusters[0],
@@ -166,7 +166,8 @@ def check_link(network: Network, host: int) -> dict[str, float]:
 def measured_flops(case: Case, training: Training, work: Path) -> float:
     """The planner's operations of a pass of the model over the seconds that it takes here."""
     outputs = [work / f"rate_{i}.json" for i in range(min(NUM_CORES, len(case.hosts)))]
-    run_processes([["rate", case.training, str(output), "10"] for output in outputs], work)
+    frequency = str(case.update_frequency)
+    run_processes([["rate", case.training, str(output), frequency] for output in outputs], work)
     seconds = [statistics.median(json.loads(output.read_text())) for output in outputs]
     captured = capture_model(training.build(), (training.inputs,), {})
     return float(cost_table(captured.costs).work[-1]) / statistics.fmean(seconds)

@@ -1,6 +1,6 @@
 """The processes that `benchmarks.prediction` starts.
 
-`python -m benchmarks.prediction_worker rate MODEL OUTPUT NUM_PASSES`
+`python -m benchmarks.prediction_worker rate MODEL OUTPUT UPDATE_FREQUENCY`
 `python -m benchmarks.prediction_worker provider MODEL NODE_DATA OPTIONS`
 """
 
@@ -17,6 +17,7 @@ import torch
 from benchmarks.prediction_models import TRAININGS, Training
 
 OPTIMIZER = torch.optim.AdamW
+_NUM_RATE_STEPS = 5
 
 
 def main(kind: str, model_name: str, place: str, argument: str) -> None:
@@ -29,16 +30,20 @@ def main(kind: str, model_name: str, place: str, argument: str) -> None:
         provide(training, Path(place), json.loads(argument))
 
 
-def seconds_of_passes(training: Training, num_passes: int) -> list[float]:
-    """Each forward and backward pass of the whole model on one microbatch, after a warm-up."""
+def seconds_of_passes(training: Training, update_frequency: int) -> list[float]:
+    """Forward and backward pass of the whole model on one microbatch, as a mean of each step.
+
+    Gradients add up over the passes of a step, as in training: that takes its time too.
+    """
     model = training.build()
     seconds = []
-    for _ in range(num_passes + 2):
-        begin_s = time.perf_counter()
-        training.loss(model(training.inputs), training.targets).backward()
-        seconds.append(time.perf_counter() - begin_s)
+    for _ in range(_NUM_RATE_STEPS + 1):
         model.zero_grad(set_to_none=True)
-    return seconds[2:]
+        begin_s = time.perf_counter()
+        for _ in range(update_frequency):
+            training.loss(model(training.inputs), training.targets).backward()
+        seconds.append((time.perf_counter() - begin_s) / update_frequency)
+    return seconds[1:]
 
 
 def provide(training: Training, node_data: Path, options: dict[str, Any]) -> None:
