@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.links import MAX_ERROR, REPOSITORY, Access, Network, why_impossible
 from benchmarks.prediction_models import TRAININGS, Training
-from benchmarks.prediction_worker import OPTIMIZER
+from benchmarks.prediction_worker import OPTIMIZER_STATES
 from benchmarks.report import Claim, finish, parse_arguments
 from ravnest import clusterize
 from ravnest.capture.exporting import capture_model
@@ -198,7 +198,7 @@ def make_plan(case: Case, training: Training, network: Network, flops: float, wo
             num_clusters=1,
             schedule=case.schedule,
             update_frequency=case.update_frequency,
-            optimizer=OPTIMIZER,
+            optimizer_states=OPTIMIZER_STATES,
             compression=case.compression,
         )
 

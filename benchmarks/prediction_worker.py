@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.prediction_models import TRAININGS, Training
 
-OPTIMIZER = torch.optim.AdamW
+OPTIMIZER, OPTIMIZER_STATES = torch.optim.AdamW, 2
 _NUM_RATE_STEPS = 5
 
 
