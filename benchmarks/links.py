@@ -94,6 +94,11 @@ class Network:
         is_fast = max(host.rate_bps for host in hosts) > _FAST_BPS
         self._mtu = 9000 if is_fast else 1500
 
+    @property
+    def payload_share(self) -> float:
+        """Of the bytes on a link those that are no headers of packets."""
+        return 1 - _HEADER_BYTES / self._mtu
+
     def address(self, host: int) -> str:
         """IPv4 address of a host."""
         return f"10.213.0.{host + 1}"
@@ -150,7 +155,7 @@ class Network:
             _end(server)
         rate_bps, round_trip_s = json.loads(measured.stdout)
         return LinkCheck(
-            rate_bps=rate_bps / (1 - _HEADER_BYTES / self._mtu),
+            rate_bps=rate_bps / self.payload_share,
             round_trip_s=round_trip_s,
             asked_rate_bps=asked_bps,
             asked_round_trip_s=2 * (self.hosts[source].delay_s + self.hosts[target].delay_s),

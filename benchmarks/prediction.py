@@ -4,7 +4,8 @@
 process in a network namespace of its own (`benchmarks.links`), and says so and exits with 2
 without. Before each run its links are measured with nothing else on them, and so is the speed of
 the processor, by passes of the whole model in as many processes as the machine can run at once of
-those that the plan will have. Both, the links as they were asked for, are all that the plan knows.
+those that the plan will have. That speed, and the links as they were asked for less what headers of
+packets take, are all that the plan knows.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ def measured_flops(case: Case, training: Training, work: Path) -> float:
 
 
 def make_plan(case: Case, training: Training, network: Network, flops: float, work: Path) -> Plan:
-    """Plans the case below `work` for nodes as their links were asked for."""
+    """Plans the case below `work`; bandwidth is what data gets of a link, as if measured."""
     node_data = work / "node_data"
     node_data.mkdir()
     nodes = {
@@ -182,7 +183,7 @@ def make_plan(case: Case, training: Training, network: Network, flops: float, wo
             "IP": f"{network.address(host)}:{PORT}",
             "benchmarks": {
                 "ram": 8,
-                "bandwidth": access.rate_bps / 1e6,
+                "bandwidth": network.payload_share * access.rate_bps / 1e6,
                 "latency": access.delay_s * 1e3,
                 "flops": flops / 1e9,
             },

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from ravnest.plan.identity import node_name
 from ravnest.plan.prediction import PlannedRun, Traffic
-from ravnest.simulate.cluster import ZERO_MARK, ClusterRun, Mark, Record, StageRun
+from ravnest.simulate.cluster import ZERO_MARK, ClusterRun, Mark, StageRun
+from ravnest.simulate.lanes import Record
 from ravnest.simulate.result import (
     ClusterResult,
     FailureResult,

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ravnest.simulate.cluster import ClusterRun, Record, StageRun
+from ravnest.simulate.cluster import ClusterRun, StageRun
+from ravnest.simulate.lanes import Record
 from ravnest.simulate.outages import end_of
 
 CHUNK_BYTES = 1 << 20

@@ -16,7 +16,8 @@ from ravnest.errors import ConfigError, PlanFileError
 from ravnest.plan.identity import node_name
 from ravnest.plan.model import Plan, RingPlan
 from ravnest.plan.prediction import LinkPrediction, Prediction, StagePrediction, Traffic
-from ravnest.simulate.cluster import ClusterRun, OutgoingLane, Record, StageRun
+from ravnest.simulate.cluster import ClusterRun, StageRun
+from ravnest.simulate.lanes import OutgoingLane, Record
 from ravnest.simulate.outages import Outages, merged
 from ravnest.simulate.result import LinkKey
 from ravnest.simulate.rounds import RingLink, RingRun

@@ -18,8 +18,15 @@ from ravnest.cli.rendering.picture.shapes import (
     text,
     titled,
 )
+from ravnest.cli.rendering.picture.timeline_rows import (
+    COLOURS,
+    FAILED,
+    LINK_COLOURS,
+    Box,
+    Row,
+    rows_of,
+)
 from ravnest.plan.model import Plan
-from ravnest.plan.prediction import Traffic
 from ravnest.simulate.result import SimulationResult, Timeline, Work
 
 MAX_ROWS = 400
@@ -29,46 +36,6 @@ _MIN_WIDTH, _MAX_WIDTH = 900.0, 2600.0
 _BOX_WIDTH = 17.0  # of the shortest usual box, where there is room
 _TITLED_WIDTH = 4.0  # narrower boxes are drawn together and have no words of their own
 _LETTER_WIDTH = 6.2
-_COLOURS = {
-    Work.FORWARD: "#7fb2e5",
-    Work.BACKWARD: "#8fcfa3",
-    Work.UPDATE: "#e2a32b",
-    Work.AVERAGING: "#b79bd9",
-}
-_LINK_COLOURS = {
-    Traffic.ACTIVATIONS: "#4c8bd6",
-    Traffic.GRADIENTS: "#4fa46a",
-    Traffic.PARAMETERS: "#c9822b",
-    Traffic.AVERAGING: "#8a63c4",
-}
-_FAILED = "#d6402f"
-_UNITS = {
-    Work.FORWARD: "microbatch",
-    Work.BACKWARD: "microbatch",
-    Work.UPDATE: "step",
-    Work.AVERAGING: "round",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Box:
-    """One thing in a row; `label` is left out where there is no room for it."""
-
-    begin_s: float
-    end_s: float
-    colour: str
-    words: str
-    label: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """Boxes on one line; `starts_cluster` leaves a gap above it."""
-
-    name: str
-    boxes: tuple[_Box, ...]
-    height: float
-    starts_cluster: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +62,7 @@ def draw_timeline(
     timeline = result.timeline
     assert timeline is not None, "the simulation was run without a timeline"
     end_s = _end(timeline, num_steps)
-    rows = list(_rows(plan, result, timeline, end_s, with_links=with_links))
+    rows = list(rows_of(plan, result, timeline, end_s, with_links=with_links))
     shown = rows[:MAX_ROWS]
     left = _MARGIN + 12 + _LETTER_WIDTH * max(len(row.name) for row in shown)
     frame = _Frame(left, _width(shown, end_s), end_s)
@@ -138,56 +105,7 @@ def _end(timeline: Timeline, num_steps: int) -> float:
     return max(ends or everything, default=0.0) or 1.0
 
 
-def _rows(
-    plan: Plan, result: SimulationResult, timeline: Timeline, end_s: float, *, with_links: bool
-) -> Iterator[_Row]:
-    num_nodes = len(timeline.nodes)
-    height = 26.0 if num_nodes <= 12 else 18.0 if num_nodes <= 40 else 9.0
-    for cluster in plan.clusters:
-        for index, node_id in enumerate(cluster):
-            boxes = tuple(
-                _Box(
-                    each.begin_s,
-                    each.end_s,
-                    _COLOURS[each.work],
-                    f"{each.work} of {_UNITS[each.work]} {each.number}",
-                    str(each.number) if each.work in (Work.FORWARD, Work.BACKWARD) else "",
-                )
-                for each in timeline.nodes[node_id]
-                if each.begin_s < end_s and each.end_s > each.begin_s
-            )
-            failures = tuple(_failures(result, node_id, end_s))
-            yield _Row(f"node {node_id}", boxes + failures, height, starts_cluster=index == 0)
-            if with_links:
-                yield from _link_rows(timeline, node_id, end_s, min(height, 14.0))
-
-
-def _failures(result: SimulationResult, node_id: int, end_s: float) -> Iterator[_Box]:
-    """On top of what the node was doing."""
-    for failure in result.failures:
-        if failure.node_id == node_id and failure.at_s < end_s:
-            up_s = math.inf if failure.duration_s is None else failure.at_s + failure.duration_s
-            words = "ends" if failure.duration_s is None else "silent"
-            yield _Box(failure.at_s, min(up_s, end_s), _FAILED, words, words)
-
-
-def _link_rows(timeline: Timeline, source: int, end_s: float, height: float) -> Iterator[_Row]:
-    for (start, target, traffic), sent in timeline.links.items():
-        if start == source:
-            boxes = tuple(
-                _Box(
-                    each.begin_s,
-                    each.end_s,
-                    _LINK_COLOURS[traffic],
-                    f"{traffic}, message {each.number}",
-                )
-                for each in sent
-                if each.begin_s < end_s and each.end_s > each.begin_s
-            )
-            yield _Row(f"{traffic} to {target}", boxes, height)
-
-
-def _width(rows: Sequence[_Row], end_s: float) -> float:
+def _width(rows: Sequence[Row], end_s: float) -> float:
     """Enough for the label of a short box, within limits."""
     lengths = sorted(box.end_s - box.begin_s for row in rows for box in row.boxes if box.label)
     usual_s = lengths[len(lengths) // 10] if lengths else end_s
@@ -225,7 +143,7 @@ def tick_length(length_s: float, most: int) -> float:
     return next(scale * step for step in (1, 2, 5, 10, 20) if length_s / (scale * step) <= most)
 
 
-def _draw_row(root: Element, row: _Row, frame: _Frame, y: float) -> None:
+def _draw_row(root: Element, row: Row, frame: _Frame, y: float) -> None:
     group = SubElement(root, "g")
     room = row.height - (2 if row.height > 9 else 1)
     size = min(12.0, row.height - 1)
@@ -246,7 +164,7 @@ def _draw_row(root: Element, row: _Row, frame: _Frame, y: float) -> None:
         path(group, course, fill=colour)
 
 
-def _draw_box(group: Element, box: _Box, begin: float, end: float, y: float, room: float) -> None:
+def _draw_box(group: Element, box: Box, begin: float, end: float, y: float, room: float) -> None:
     # A hairline of background keeps neighbours apart.
     element = rectangle(
         group, round(begin, 2), y, round(max(end - begin - 0.6, 0.5), 2), room, fill=box.colour
@@ -272,10 +190,10 @@ def _joined(spans: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float
 
 def _draw_legend(root: Element, x: float, y: float, *, with_links: bool) -> None:
     group = SubElement(root, "g")
-    entries = [(str(work), colour) for work, colour in _COLOURS.items()]
-    entries += [("failed", _FAILED), ("idle", "")]
+    entries = [(str(work), colour) for work, colour in COLOURS.items()]
+    entries += [("failed", FAILED), ("idle", "")]
     if with_links:
-        entries += [(f"sends {traffic}", colour) for traffic, colour in _LINK_COLOURS.items()]
+        entries += [(f"sends {traffic}", colour) for traffic, colour in LINK_COLOURS.items()]
     for words, colour in entries:
         if colour:
             rectangle(group, x, y - 10, 14, 12, fill=colour)
