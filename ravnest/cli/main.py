@@ -10,6 +10,7 @@ from ravnest import __version__
 from ravnest.cli.benchmark import benchmark
 from ravnest.cli.errors import ErrorsInWords
 from ravnest.cli.plan import plan
+from ravnest.cli.simulate import simulate
 
 app = typer.Typer(
     name="ravnest",
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(plan)
 app.command()(benchmark)
+app.command()(simulate)
 
 
 def _print_version(is_asked: bool) -> None:
