@@ -130,6 +130,7 @@ class Node:
                 trained=chosen.trained,
                 progress=sys.stderr,
                 window=_window(self._plan),
+                recompute=chosen.recompute,
             )
             self._parts: NodeParts = assemble(inputs, self._transport, self._events)
             self._root = RootDriver(
