@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from ravnest.errors import ConfigError
 from ravnest.plan.files import write_plan
 from ravnest.plan.model import NodeSpec, Plan, Replica, StagePlan
 from ravnest.planning.clusters import Formation, form_clusters
+from ravnest.planning.optimizer_states import OptimizerFactory, ask_optimizer
 from ravnest.planning.ordering import Cluster
 from ravnest.planning.rings import form_rings, owner_of
 from ravnest.planning.self_test import prepare_test
-from ravnest.planning.settings import PlanningSettings
+from ravnest.planning.settings import OptimizerCost, PlanningSettings
 from ravnest.planning.streaming import StreamedWeights, weight_source, wholly_on_meta
 from ravnest.planning.table import cost_table
 from ravnest.planning.weights import Weights
@@ -41,6 +43,9 @@ def clusterize(
     num_clusters: int | None = None,
     schedule: str = "1f1b",
     optimizer_states: int = 2,
+    optimizer: OptimizerFactory | None = None,
+    optimizer_params: Mapping[str, Any] | None = None,
+    recompute: bool = False,
     leaves: Mapping[str, str] | None = None,
     weights: Weights | None = None,
     self_test: bool = True,
@@ -62,7 +67,11 @@ def clusterize(
             used. Default: what promises the most samples per second.
         schedule: `1f1b` or `async`, as far as memory depends on it.
         optimizer_states: tensors per parameter that the optimizer keeps: 2 for Adam, 1 for SGD with
-            momentum, 0 for plain SGD.
+            momentum, 0 for plain SGD. Used when `optimizer` is not given.
+        optimizer: as for `Node`: a torch.optim class, or `f(params, **optimizer_params)`. It is
+            asked what it keeps and needs, by a step on tensors without values.
+        optimizer_params: keyword arguments for it.
+        recompute: plan for `Node(recompute=True)`.
         leaves: submodules that cannot be captured and stay code: by path, the factory
             `package.module:function` that builds each. Providers must have the package, and name
             the factory in `Node(trusted_modules=...)`.
@@ -84,7 +93,7 @@ def clusterize(
         NotEnoughMemoryError: the nodes cannot hold the model.
         PlanningError: there is no plan for another reason.
     """
-    settings = _settings(num_clusters, schedule, optimizer_states)
+    settings = _settings(num_clusters, schedule, optimizer_states, recompute)
     if not isinstance(self_test, bool):
         raise ConfigError(f"self_test is {self_test!r}; expected True or False")
     args, kwargs = _inputs(model, example_args, example_kwargs)
@@ -95,6 +104,10 @@ def clusterize(
     with wholly_on_meta(model):
         captured = capture_model(model, args, kwargs, run_forward=pass_data, leaves=leaves)
     streamed = None if source is None else StreamedWeights(captured, model, source)
+    if optimizer is not None:
+        trained = [each.tensor for each in captured.state.stored.values() if each.trainable]
+        cost = ask_optimizer(optimizer, optimizer_params, trained)
+        settings = replace(settings, optimizer=cost)
     formation = form_clusters(cost_table(captured.costs), nodes, settings)
     plan = _plan(captured, nodes, formation)
     graphs = _split_once_per_cutting(captured, formation)
@@ -108,7 +121,9 @@ def clusterize(
     return written
 
 
-def _settings(num_clusters: Any, schedule: Any, optimizer_states: Any) -> PlanningSettings:
+def _settings(
+    num_clusters: Any, schedule: Any, optimizer_states: Any, recompute: Any
+) -> PlanningSettings:
     if num_clusters is not None and not (_is_int(num_clusters) and num_clusters > 0):
         raise ConfigError(
             f"num_clusters is {num_clusters!r}; expected a whole number from 1 on, or None"
@@ -118,7 +133,10 @@ def _settings(num_clusters: Any, schedule: Any, optimizer_states: Any) -> Planni
             f"optimizer_states is {optimizer_states!r}; expected a whole number from 0 on",
             hint="2 for Adam, 1 for SGD with momentum, 0 for plain SGD",
         )
-    return PlanningSettings(Schedule.parse(schedule), optimizer_states, num_clusters)
+    optimizer = OptimizerCost.of_states(optimizer_states)
+    if not isinstance(recompute, bool):
+        raise ConfigError(f"recompute is {recompute!r}; expected True or False")
+    return PlanningSettings(Schedule.parse(schedule), optimizer, num_clusters, recompute)
 
 
 def _is_int(value: Any) -> bool:

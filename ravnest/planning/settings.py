@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ravnest.stage.schedule import Schedule
 
 RUNTIME_FOOTPRINT_BYTES = 350_000_000
-"""What a process holds before it has a stage: interpreter, torch, gRPC and their threads."""
+"""What a process holds beside its stage: interpreter, torch, gRPC and their threads."""
+
+ACCELERATOR_FOOTPRINT_BYTES = 600_000_000
+"""What a process holds of an accelerator's memory beside its stage: the driver's context, kernels,
+and workspaces of the libraries."""
 
 DEFAULT_FLOPS = 5e10
 """Speed taken for a node when none of the nodes is measured: two cores of a small server."""
@@ -23,16 +27,73 @@ BACKWARD_AND_FORWARD = 3.0
 
 
 @dataclass(frozen=True, slots=True)
+class OptimizerCost:
+    """What an optimizer keeps, and what it needs for a step, as it was asked or told.
+
+    Attributes:
+        name: qualified name, or how many states were said.
+        state_bytes: bytes it keeps per byte of a parameter: 2 for Adam in its usual form.
+        tensor_bytes: bytes it keeps per parameter tensor, of whatever size.
+        step_bytes: temporaries of a step per byte of the largest parameter, where parameters are
+            stepped one after another.
+        joint_step_bytes: temporaries of a step per byte of all parameters, where they are stepped
+            together.
+        accelerator_step_bytes: the same on an accelerator, where torch steps them together unless
+            told otherwise.
+    """
+
+    name: str
+    state_bytes: float
+    tensor_bytes: int = 0
+    step_bytes: float = 0.0
+    joint_step_bytes: float = 0.0
+    accelerator_step_bytes: float = 0.0
+
+    @classmethod
+    def of_states(cls, num_states: int) -> OptimizerCost:
+        """An optimizer of which nothing is known but how many tensors it keeps per parameter."""
+        temporary = float(min(num_states, 2))
+        return cls(
+            f"{num_states} states",
+            float(num_states),
+            tensor_bytes=4,
+            step_bytes=temporary,
+            accelerator_step_bytes=temporary,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PlanningSettings:
     """Choices that hold for the whole plan.
 
     Attributes:
-        optimizer_states: tensors of a parameter's size that the optimizer keeps: 2 for Adam, 1 for
-            SGD with momentum, 0 for plain SGD.
+        optimizer: what it keeps per parameter.
         num_clusters: how many clusters to form, or None for what promises the most samples per
             second. With a number every node that fits is used.
+        recompute: stages with several microbatches in flight keep only their inputs.
+        update_frequency: microbatches per optimizer step, None when it is not known: then as many
+            as memory could ever have to hold are counted.
+        activation_ratio: bytes on the wire per byte of an activation; 1 without compression.
+        gradient_ratio: the same of a gradient.
     """
 
     schedule: Schedule = Schedule.ONE_F_ONE_B
-    optimizer_states: int = 2
+    optimizer: OptimizerCost = field(default_factory=lambda: OptimizerCost.of_states(2))
     num_clusters: int | None = None
+    recompute: bool = False
+    update_frequency: int | None = None
+    activation_ratio: float = 1.0
+    gradient_ratio: float = 1.0
+
+    def in_flight(self, index: int, num_stages: int) -> int:
+        """Microbatches that stage `index` holds at most."""
+        frequency = self.update_frequency or num_stages
+        return self.schedule.max_in_flight(index, num_stages, frequency)
+
+    def recomputes(self, index: int, num_stages: int) -> bool:
+        """Whether a stage runs its forward passes twice; with one in flight it would save none."""
+        return self.recompute and self.in_flight(index, num_stages) > 1
+
+    def stashed(self, index: int, num_stages: int) -> int:
+        """Older weight versions that stage `index` holds at most."""
+        return self.schedule.stashed_versions(index, num_stages, self.update_frequency or 1)

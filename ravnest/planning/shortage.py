@@ -78,7 +78,7 @@ def _advice(memory: MemoryModel, fitting_number: int | None) -> str:
         "add nodes or memory",
         f"use a smaller example batch (its activations take {activations} per microbatch)",
     ]
-    if memory.settings.optimizer_states > 0:
+    if memory.settings.optimizer.state_bytes > 0:
         parts.append(
             "pass optimizer_states=0 for an optimizer without state, 1 for SGD with momentum"
         )

@@ -47,8 +47,8 @@ class _InFlight:
 
     Attributes:
         loss: on the leaf, with the graph of the criterion.
-        outputs: what the backward pass starts from: the program's outputs with their graph, or,
-            when that is made again, on the leaf what the criterion saw, elsewhere nothing.
+        outputs: the program's, when the backward pass starts from them: with their graph, or, on
+            a leaf that recomputes, as the criterion saw them.
         before: None when the graph was kept; else what the forward pass wrote, as it was before.
     """
 
@@ -144,8 +144,8 @@ class StageEngine:
             if loss_function is not None:
                 loss = _checked_loss(loss_function(outputs), microbatch)
         results = outputs if loss is None else {"loss": loss}
-        if self._recompute and loss is None:
-            outputs = {}
+        if self._recompute == (loss is None):
+            outputs = {}  # the loss leads to them, or they are made again
         self._in_flight[microbatch] = _InFlight(given, weights, replicas, loss, outputs, before)
         return {name: _detached(value) for name, value in results.items()}
 
