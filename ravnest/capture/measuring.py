@@ -193,6 +193,5 @@ def _cuts(
             received[cut] = received.get(cut, 0) + life.num_bytes
     sums = (forward.totals(), backward.totals(), unsaved.totals())
     return tuple(
-        Cut(p, sums[0][p], sums[1][p], sums[2][p], received.get(p, 0))
-        for p in placement.legal
+        Cut(p, sums[0][p], sums[1][p], sums[2][p], received.get(p, 0)) for p in placement.legal
     )

@@ -141,9 +141,10 @@ class _Meter(fx.Interpreter):
         held_bytes = self.live.num_bytes
         peaks = self.readings.backward_peaks
 
-        def note() -> None:
+        def note(hidden_bytes: int) -> None:
             position = self._position = self._autograd.current(self._position)
-            peaks[position] = max(peaks[position], self.live.num_bytes - held_bytes)
+            num_bytes = self.live.num_bytes - held_bytes + hidden_bytes
+            peaks[position] = max(peaks[position], num_bytes)
 
         self.live.observed = note
         if losses:
@@ -154,10 +155,10 @@ class _Meter(fx.Interpreter):
         readings = self.readings
         readings.backward_peaks[:] = [2 * written for written in readings.written_bytes]
 
-    def _note_forward(self) -> None:
+    def _note_forward(self, hidden_bytes: int = 0) -> None:
         peaks, position = self.readings.forward_peaks, self._position
         if peaks:
-            peaks[position] = max(peaks[position], self.live.num_bytes)
+            peaks[position] = max(peaks[position], self.live.num_bytes + hidden_bytes)
 
     def save(self, tensor: torch.Tensor) -> torch.Tensor:
         """Hook of autograd: a tensor is saved for backward."""

@@ -2,7 +2,8 @@
 
 `LiveStorages` sees every operator that makes memory, so also the temporaries inside a backward pass
 that no saved tensor shows. What a kernel allocates for itself, out of the dispatcher's sight, it
-cannot see. Works on fake tensors as on real ones.
+cannot see; of convolutions on the CPU it is known: oneDNN works on copies of everything in a layout
+of its own. Works on fake tensors as on real ones.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-def _nothing() -> None:
+_aten = torch.ops.aten
+_COPYING = frozenset({_aten.convolution.default, _aten.convolution_backward.default})
+
+
+def _nothing(hidden_bytes: int) -> None:
     """Observes nothing."""
 
 
@@ -29,13 +34,13 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         num_bytes: of the living ones that count.
         present: numbers of the storages that do not.
-        observed: called after every operator.
+        observed: called after every operator, with the bytes that its kernel held unseen.
     """
 
     def __init__(self, present: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_bytes = 0
-        self.observed: Callable[[], None] = _nothing
+        self.observed: Callable[[int], None] = _nothing
         self._living: dict[int, tuple[int, int]] = {}  # number and bytes, by address
         self._num_seen = 0
         found = {self.number_of(tensor) for tensor in present}
@@ -66,11 +71,19 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for value in pytree.tree_leaves(result):
-            if isinstance(value, torch.Tensor):
-                self.number_of(value)
-        self.observed()
+        for value in _tensors(result):
+            self.number_of(value)
+        self.observed(_hidden_bytes(args, result) if func in _COPYING else 0)
         return result
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [each for each in pytree.tree_leaves(values) if isinstance(each, torch.Tensor)]
+
+
+def _hidden_bytes(args: Any, result: Any) -> int:
+    """The copies of a convolution on the CPU."""
+    return sum(each.nbytes for each in _tensors((args, result)) if each.device.type == "cpu")
 
 
 class AutogradPositions:
@@ -81,8 +94,7 @@ class AutogradPositions:
 
     def made(self, value: Any, position: int) -> None:
         """The nodes behind a value that are new were made at this position."""
-        tensors = (each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor))
-        pending = [each.grad_fn for each in tensors]
+        pending = [each.grad_fn for each in _tensors(value)]
         while pending:
             node = pending.pop()
             if node is not None and node not in self._positions:

@@ -24,6 +24,8 @@ class NodeOptions:
         recompute: keep only a microbatch's inputs between its passes, and run its forward pass
             again before its backward pass: less memory, a third more computing. A stage that never
             has more than one microbatch in flight would save nothing, and keeps the pass.
+        return_memory: on the CPU, have the C library of this process give freed tensors back to the
+            system at once, as the plan's memory takes for granted; see `ravnest.node.allocator`.
         seed: of the run's randomness; the root's counts. Default: torch's own initial seed.
         timeout_s: how long any wait for a peer may last before it is an error.
         trusted_modules: factories `package.module:function` of submodules that stayed code
@@ -39,6 +41,7 @@ class NodeOptions:
     val_filename: Path = Path("val_accuracies.txt")
     schedule: str = "1f1b"
     recompute: bool = False
+    return_memory: bool = True
     seed: int | None = None
     timeout_s: float = 600.0
     trusted_modules: tuple[str, ...] = ()
@@ -65,10 +68,9 @@ class NodeOptions:
                 hint="write trusted_modules=('package.module:function',)",
             )
         parsed = cls(**{**options, "trusted_modules": tuple(trusted)})
-        if not isinstance(parsed.recompute, bool):
-            raise ConfigError(
-                f"recompute={parsed.recompute!r} is not possible; expected True or False"
-            )
+        for name in ("recompute", "return_memory"):
+            if not isinstance(value := getattr(parsed, name), bool):
+                raise ConfigError(f"{name}={value!r} is not possible; expected True or False")
         timeout = parsed.timeout_s
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigError(f"timeout_s={timeout!r} is not possible; expected seconds above 0")

@@ -22,7 +22,12 @@ from ravnest.planning.optimizer_states import OptimizerFactory, ask_optimizer
 from ravnest.planning.ordering import Cluster
 from ravnest.planning.rings import form_rings, owner_of
 from ravnest.planning.self_test import prepare_test
-from ravnest.planning.settings import OptimizerCost, PlanningSettings
+from ravnest.planning.settings import (
+    ACCELERATOR_BUILD_FOOTPRINT_BYTES,
+    RUNTIME_FOOTPRINT_BYTES,
+    OptimizerCost,
+    PlanningSettings,
+)
 from ravnest.planning.streaming import StreamedWeights, weight_source, wholly_on_meta
 from ravnest.planning.table import cost_table
 from ravnest.planning.weights import Weights
@@ -46,6 +51,7 @@ def clusterize(
     optimizer: OptimizerFactory | None = None,
     optimizer_params: Mapping[str, Any] | None = None,
     recompute: bool = False,
+    update_frequency: int | None = None,
     leaves: Mapping[str, str] | None = None,
     weights: Weights | None = None,
     self_test: bool = True,
@@ -72,6 +78,7 @@ def clusterize(
             asked what it keeps and needs, by a step on tensors without values.
         optimizer_params: keyword arguments for it.
         recompute: plan for `Node(recompute=True)`.
+        update_frequency: as for `Node`; None counts the memory that any would need at most.
         leaves: submodules that cannot be captured and stay code: by path, the factory
             `package.module:function` that builds each. Providers must have the package, and name
             the factory in `Node(trusted_modules=...)`.
@@ -93,7 +100,7 @@ def clusterize(
         NotEnoughMemoryError: the nodes cannot hold the model.
         PlanningError: there is no plan for another reason.
     """
-    settings = _settings(num_clusters, schedule, optimizer_states, recompute)
+    settings = _settings(num_clusters, schedule, optimizer_states, recompute, update_frequency)
     if not isinstance(self_test, bool):
         raise ConfigError(f"self_test is {self_test!r}; expected True or False")
     args, kwargs = _inputs(model, example_args, example_kwargs)
@@ -122,7 +129,7 @@ def clusterize(
 
 
 def _settings(
-    num_clusters: Any, schedule: Any, optimizer_states: Any, recompute: Any
+    num_clusters: Any, schedule: Any, optimizer_states: Any, recompute: Any, update_frequency: Any
 ) -> PlanningSettings:
     if num_clusters is not None and not (_is_int(num_clusters) and num_clusters > 0):
         raise ConfigError(
@@ -136,7 +143,24 @@ def _settings(
     optimizer = OptimizerCost.of_states(optimizer_states)
     if not isinstance(recompute, bool):
         raise ConfigError(f"recompute is {recompute!r}; expected True or False")
-    return PlanningSettings(Schedule.parse(schedule), optimizer, num_clusters, recompute)
+    if update_frequency is not None and not (_is_int(update_frequency) and update_frequency > 0):
+        raise ConfigError(
+            f"update_frequency is {update_frequency!r}; expected a whole number from 1 on, or None"
+        )
+    return PlanningSettings(
+        Schedule.parse(schedule),
+        optimizer,
+        num_clusters,
+        recompute,
+        update_frequency,
+        _runtime_bytes(),
+    )
+
+
+def _runtime_bytes() -> int:
+    """That of the torch here, which the providers are taken to have as well."""
+    is_plain = torch.version.cuda is None and torch.version.hip is None
+    return RUNTIME_FOOTPRINT_BYTES if is_plain else ACCELERATOR_BUILD_FOOTPRINT_BYTES
 
 
 def _is_int(value: Any) -> bool:

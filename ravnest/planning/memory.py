@@ -9,11 +9,7 @@ import numpy as np
 from ravnest.plan.model import NodeSpec
 from ravnest.plan.prediction import MemoryBudget
 from ravnest.planning.holdings import Holdings, total
-from ravnest.planning.settings import (
-    ACCELERATOR_FOOTPRINT_BYTES,
-    RUNTIME_FOOTPRINT_BYTES,
-    PlanningSettings,
-)
+from ravnest.planning.settings import ACCELERATOR_FOOTPRINT_BYTES, PlanningSettings
 from ravnest.planning.sharing import SharedRoles, most_shared_bytes
 from ravnest.planning.table import CostTable, Ints
 
@@ -86,7 +82,8 @@ class MemoryModel:
     @property
     def runtime_bytes(self) -> int:
         """What the process holds of that memory beside its stage."""
-        return ACCELERATOR_FOOTPRINT_BYTES if self.on_accelerator else RUNTIME_FOOTPRINT_BYTES
+        on_host = self.settings.runtime_bytes
+        return ACCELERATOR_FOOTPRINT_BYTES if self.on_accelerator else on_host
 
     def exchanged_bytes(self, start: Ints, end: Ints) -> Ints:
         """Bytes that a stage sends per optimizer step for parameters that others use as well.

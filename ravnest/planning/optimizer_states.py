@@ -116,9 +116,9 @@ def _step(
     live = LiveStorages((*parameters, *gradients))
     peak_bytes = 0
 
-    def note() -> None:
+    def note(hidden_bytes: int) -> None:
         nonlocal peak_bytes
-        peak_bytes = max(peak_bytes, live.num_bytes)
+        peak_bytes = max(peak_bytes, live.num_bytes + hidden_bytes)
 
     live.observed = note
     with live:

@@ -9,6 +9,9 @@ from ravnest.stage.schedule import Schedule
 RUNTIME_FOOTPRINT_BYTES = 350_000_000
 """What a process holds beside its stage: interpreter, torch, gRPC and their threads."""
 
+ACCELERATOR_BUILD_FOOTPRINT_BYTES = 730_000_000
+"""The same with a torch that was built for accelerators, also where it computes on the CPU."""
+
 ACCELERATOR_FOOTPRINT_BYTES = 600_000_000
 """What a process holds of an accelerator's memory beside its stage: the driver's context, kernels,
 and workspaces of the libraries."""
@@ -73,6 +76,7 @@ class PlanningSettings:
         recompute: stages with several microbatches in flight keep only their inputs.
         update_frequency: microbatches per optimizer step, None when it is not known: then as many
             as memory could ever have to hold are counted.
+        runtime_bytes: what a process on a CPU holds beside its stage.
         activation_ratio: bytes on the wire per byte of an activation; 1 without compression.
         gradient_ratio: the same of a gradient.
     """
@@ -82,6 +86,7 @@ class PlanningSettings:
     num_clusters: int | None = None
     recompute: bool = False
     update_frequency: int | None = None
+    runtime_bytes: int = RUNTIME_FOOTPRINT_BYTES
     activation_ratio: float = 1.0
     gradient_ratio: float = 1.0
 
