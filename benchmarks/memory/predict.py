@@ -56,7 +56,7 @@ def predict(case: Case) -> list[dict[str, Any]]:
         start, end = (positions.index(cut) for cut in stage.cut)
         parts = asdict(memory.budget(start, end, stage.index, len(plan.stages)))
         parts["runtime"] += stage.needed_bytes - sum(parts.values())  # that of this build of torch
-        rows.append({"node": stage.node_id, "needed": stage.needed_bytes, "parts": parts})
+        rows.append({"node": stage.node_id, "predicted_bytes": stage.needed_bytes, "parts": parts})
     return rows
 
 

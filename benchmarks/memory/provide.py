@@ -55,9 +55,9 @@ def provide(case: Case, name: str) -> dict[str, int]:
     Trainer(node=node, train_loader=loader, save=True).train()
     node.close()
     return {
-        "start": before_bytes,
-        "loaded": loaded_bytes,
-        "peak": peak_memory_bytes(),
+        "start_bytes": before_bytes,
+        "loaded_bytes": loaded_bytes,
+        "peak_bytes": peak_memory_bytes(),
         "processor_ms": int(1000 * time.process_time()),
     }
 

@@ -16,7 +16,6 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-
 _aten = torch.ops.aten
 _COPYING = frozenset({_aten.convolution.default, _aten.convolution_backward.default})
 

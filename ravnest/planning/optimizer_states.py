@@ -19,7 +19,7 @@ from ravnest.planning.settings import OptimizerCost
 
 OptimizerFactory = Callable[..., Any]
 
-_TINY = 16  # largest size of a dimension where values are needed
+_MOST_BYTES = 64 << 20  # of the parameters, where values are needed
 _JOINT = 1.5  # four parameters need this much more than two where they are stepped together
 _SCALAR_BYTES = 8
 
@@ -65,8 +65,7 @@ def ask_optimizer(
         try:
             steps = _steps(optimizer, given, [_like(each, "meta") for each in parameters])
         except Exception:  # it looks at values
-            small = [each[tuple(slice(_TINY) for _ in each.shape)] for each in parameters]
-            steps = _steps(optimizer, given, [_like(each, "cpu") for each in small])
+            steps = _steps(optimizer, given, _small(parameters))
     except Exception as error:
         raise ConfigError(
             f"optimizer={name} cannot be asked what it keeps: {type(error).__name__}: "
@@ -142,6 +141,16 @@ def _name(optimizer: OptimizerFactory) -> str:
     module = getattr(optimizer, "__module__", type(optimizer).__module__)
     name = getattr(optimizer, "__qualname__", type(optimizer).__qualname__)
     return f"{module}.{name}"
+
+
+def _small(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Zeros of the same shapes, with dimensions cut short as far as memory demands."""
+    largest = max((size for each in parameters for size in each.shape), default=1)
+    while True:
+        cut = [each[tuple(slice(largest) for _ in each.shape)] for each in parameters]
+        if largest == 1 or sum(each.nbytes for each in cut) <= _MOST_BYTES:
+            return [torch.zeros(each.shape, dtype=each.dtype) for each in cut]
+        largest //= 2
 
 
 def _like(tensor: torch.Tensor, device: str) -> torch.Tensor:

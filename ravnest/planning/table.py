@@ -84,6 +84,12 @@ class CostTable:
         return len(self.positions) - 1
 
     @property
+    def is_wide(self) -> bool:
+        """Whether what is stored takes four bytes a number, or more, and not fewer."""
+        stored = self.trained_bytes[-1] + self.fixed_bytes[-1]
+        return bool(stored >= self.averaged_bytes[-1])
+
+    @property
     def max_stages(self) -> int:
         """The most stages a cut can make with a trainable parameter in each; 0 if there is none."""
         count, seen = 0, 0
