@@ -48,8 +48,13 @@ class Holdings:
 
     @property
     def stashed(self) -> int:
-        """Older weight versions."""
-        return self.settings.stashed(self.index, self.num_stages)
+        """Older weight versions beside a whole set of gradients."""
+        return self.settings.lasting(self.index, self.num_stages)
+
+    @property
+    def _passing(self) -> int:
+        """Older weight versions that are gone before the gradients are whole."""
+        return self.settings.stashed(self.index, self.num_stages) - self.stashed
 
     def inside(self) -> Purposes:
         """Bytes of everything before a boundary; none ever descends."""
@@ -101,14 +106,22 @@ class Holdings:
     def workspace(self, start: Ints, end: Ints) -> Ints:
         """Temporaries at the peak, of stages between boundaries that broadcast.
 
-        Those of an operator, forward or backward; or of the optimizer's step, where that needs more
-        than the activations that are gone by then.
+        Those of an operator, forward or backward, beside whole gradients. Or more, where another
+        moment needs more: the optimizer's step, when activations are gone; or the first backward
+        pass after it. Both hold weight versions that later ones do not, the latter no gradients
+        at first.
         """
         table = self.table
-        passing: Ints = table.peaks.over(start, end) - table.saved_bytes[end]
+        trained = table.trained_bytes[end] - table.trained_bytes[start]
+        running: Ints = table.peaks.over(start, end) - table.saved_bytes[end]
         stepping = self._step_bytes(start, end) - self._gone_at_step(start, end)
-        most: Ints = np.maximum(np.maximum(passing, stepping), 0)
-        return most
+        most = np.maximum(running, stepping + self._passing * trained)
+        if self._passing:
+            filling = table.filling.over(start, end) + table.trained_bytes[end]
+            first = filling - table.saved_bytes[end] + (self._passing - 1) * trained
+            most = np.maximum(most, first)
+        bounded: Ints = np.maximum(most, 0)
+        return bounded
 
     def least_workspace(self) -> Ints:
         """By boundary the least that a stage which ends there has of it."""
@@ -121,8 +134,9 @@ class Holdings:
         """The most that any stage has of it."""
         table = self.table
         passing = int((table.peaks.values - table.saved_bytes[:-1]).max())
-        whole = self._step_bytes(np.array(0), np.array(table.last))
-        return max(passing, int(whole))
+        whole = int(self._step_bytes(np.array(0), np.array(table.last)))
+        # In the first backward pass after a step each gradient stands in for one that is whole.
+        return max(passing, whole) + self._passing * int(table.trained_bytes[-1])
 
     def _step_bytes(self, start: Ints, end: Ints) -> Ints:
         table, optimizer = self.table, self.settings.optimizer

@@ -58,8 +58,9 @@ class MemoryModel:
         holdings = self._holdings(index, num_stages)
         at_end, at_start = self._borders(holdings)
         peak: Ints = at_end[end] + at_start[start] + holdings.workspace(start, end)
+        stashed = self.settings.stashed(index, num_stages)
         for roles in self._roles(start, end):
-            peak = peak + total(roles.purposes(holdings.stashed))
+            peak = peak + total(roles.purposes(stashed))
         return peak
 
     def budget(self, start: int, end: int, index: int, num_stages: int) -> MemoryBudget:
@@ -72,8 +73,9 @@ class MemoryModel:
             for purpose, added in border.items():
                 parts[purpose] += int(added[at])
         i, j = np.array(start), np.array(end)
+        stashed = self.settings.stashed(index, num_stages)
         for roles in self._roles(i, j):
-            for purpose, shared in roles.purposes(holdings.stashed).items():
+            for purpose, shared in roles.purposes(stashed).items():
                 parts[purpose] += int(shared)
         parts["workspace"] = int(holdings.workspace(i, j))
         parts["runtime"] = self.runtime_bytes
@@ -107,7 +109,8 @@ class MemoryModel:
     def most_beyond_parts(self, index: int, num_stages: int) -> int:
         """What a stage needs at most beyond its `parts`, whatever it computes."""
         holdings = self._holdings(index, num_stages)
-        shared = (most_shared_bytes(each, holdings.stashed) for each in self.table.shared)
+        stashed = self.settings.stashed(index, num_stages)
+        shared = (most_shared_bytes(each, stashed) for each in self.table.shared)
         return holdings.most_workspace() + sum(shared)
 
     def held_bytes(self, index: int, num_stages: int) -> Ints:

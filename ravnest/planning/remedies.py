@@ -106,6 +106,7 @@ def _halved(memory: MemoryModel) -> MemoryModel:
         table,
         halves,
         peaks=RangeMax(table.peaks.values // 2),
+        filling=RangeMax(table.filling.values // 2),
         largest=RangeMax(table.largest.values // 2),
         shared=tuple(
             dataclasses.replace(each, num_bytes=each.num_bytes // 2) for each in table.shared
@@ -134,8 +135,12 @@ def _with_batch(memory: MemoryModel, num_samples: int) -> MemoryModel:
     smaller: dict[str, object] = {
         name: np.ceil(getattr(table, name) * share).astype(np.int64) for name in _BATCH_FIELDS
     }
-    peaks = RangeMax(np.ceil(table.peaks.values * share).astype(np.int64))
-    changed = _replaced(table, smaller, peaks=peaks, num_samples=num_samples)
+    peaks = np.ceil(table.peaks.values * share).astype(np.int64)
+    # At each boundary's peak as many gradients are there as before.
+    filling = table.filling.values - table.peaks.values + peaks
+    changed = _replaced(
+        table, smaller, peaks=RangeMax(peaks), filling=RangeMax(filling), num_samples=num_samples
+    )
     return dataclasses.replace(memory, table=changed)
 
 

@@ -106,3 +106,7 @@ class PlanningSettings:
     def stashed(self, index: int, num_stages: int) -> int:
         """Older weight versions that stage `index` holds at most."""
         return self.schedule.stashed_versions(index, num_stages, self.update_frequency or 1)
+
+    def lasting(self, index: int, num_stages: int) -> int:
+        """Those of them that meet a whole set of gradients."""
+        return self.schedule.lasting_versions(index, num_stages, self.update_frequency or 1)

@@ -57,6 +57,8 @@ class CostTable:
         averaged_bytes: bytes of everything stored before it, in the dtypes of averaging.
         peaks: activation bytes that live at most, either pass, between a boundary and the next, as
             if the graph were one stage: what is saved before included.
+        filling: the same peaks less the trainable bytes up to the position they are at: what a
+            backward pass holds that finds no gradients and leaves them behind, but for a constant.
         largest: bytes of the largest trainable parameter between a boundary and the next.
         num_samples: of the example batch.
         shared: tensors that stages may hold copies of.
@@ -74,6 +76,7 @@ class CostTable:
     received_bytes: Ints
     averaged_bytes: Ints
     peaks: RangeMax
+    filling: RangeMax
     largest: RangeMax
     num_samples: int
     shared: tuple[SharedTensor, ...] = ()
@@ -116,6 +119,7 @@ class CostTable:
             self,
             **thin,
             peaks=self.peaks.joined(kept[:-1]),
+            filling=self.filling.joined(kept[:-1]),
             largest=self.largest.joined(kept[:-1]),
             shared=tuple(
                 dataclasses.replace(each, next_use=each.next_use[kept]) for each in self.shared
@@ -161,6 +165,7 @@ def cost_table(costs: GraphCosts) -> CostTable:
         received_bytes=np.array(received, dtype=np.int64),
         averaged_bytes=before(averaged),
         peaks=RangeMax(peaks).joined(positions[:-1]),
+        filling=RangeMax(peaks - np.cumsum(trained)).joined(positions[:-1]),
         largest=RangeMax(largest).joined(positions[:-1]),
         num_samples=costs.num_samples,
         shared=tuple(_shared(costs.stored, positions)),

@@ -46,6 +46,15 @@ class Schedule(StrEnum):
         """Weight versions a stage holds at most besides the current one."""
         return -(-self.in_flight_at_step(stage, num_stages) // update_frequency)
 
+    def lasting_versions(self, stage: int, num_stages: int, update_frequency: int = 1) -> int:
+        """Those of them that outlast the first backward pass after a step.
+
+        Only these meet a whole set of gradients: the step has used up those before, and the first
+        backward pass makes the next while it frees activations.
+        """
+        left = max(self.in_flight_at_step(stage, num_stages) - 1, 0)
+        return -(-left // update_frequency)
+
     @classmethod
     def parse(cls, name: str) -> Schedule:
         """The schedule of that name; ConfigError naming the choices otherwise."""

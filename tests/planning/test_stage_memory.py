@@ -81,8 +81,24 @@ def test_stashed_versions_are_counted_by_schedule_and_position(
     schedule: Schedule, frequency: int | None, versions: tuple[int, int, int]
 ) -> None:
     model = model_of(replace(SETTINGS, schedule=schedule, update_frequency=frequency))
-    stashed = [model.budget(k, k + 1, k, 3).stashed for k in range(3)]
-    assert stashed == [n * trained for n, trained in zip(versions, (1000, 2000, 4000), strict=True)]
+    assert tuple(model.settings.stashed(k, 3) for k in range(3)) == versions
+    lasting = [model.budget(k, k + 1, k, 3).stashed for k in range(3)]
+    # Of the root's two versions, or its one that two microbatches need, one meets whole gradients.
+    assert lasting == [1000 * bool(versions[0]), 0, 0]
+
+
+def test_a_version_that_goes_before_the_gradients_are_whole_takes_their_place() -> None:
+    settings = replace(SETTINGS, schedule=Schedule.ASYNC, update_frequency=4)
+    costs = replace(COSTS, peak_bytes=(600, 350, 720, 1500))
+    budget = model_of(settings, costs).budget(0, 2, 0, 2)
+    assert (budget.stashed, budget.gradients) == (0, 3000)
+    # The step: the version beside the gradients, and one microbatch less of 700 and its input.
+    assert budget.workspace == 3000 - (700 + 50)
+    cuts = (COSTS.cuts[0], replace(COSTS.cuts[1], unsaved_bytes=1000))
+    budget = model_of(settings, replace(costs, cuts=cuts)).budget(0, 2, 0, 2)
+    # The first backward pass, at its end: the version, gradients of what comes after position 0,
+    # and 600 at that position, where 700 are counted as saved.
+    assert budget.workspace == 2000 + 600 - 700
 
 
 def test_a_step_of_few_microbatches_keeps_fewer_in_flight() -> None:
@@ -120,7 +136,8 @@ def test_a_step_counts_where_it_needs_more_than_the_activations_it_finds_gone() 
     model = model_of(step)
     assert model.budget(0, 1, 0, 3).workspace == 2 * 1000 - 3 * (100 + 50)
     asynchronous = model_of(replace(step, schedule=Schedule.ASYNC))
-    assert asynchronous.budget(0, 1, 0, 3).workspace == 2 * 1000 - (100 + 50)
+    # One of the root's two versions goes before the gradients are whole.
+    assert asynchronous.budget(0, 1, 0, 3).workspace == 1000 + 2 * 1000 - (100 + 50)
     joint = replace(step, optimizer=OptimizerCost("o", 0.0, joint_step_bytes=1.0))
     assert model_of(joint).budget(0, 3, 0, 1).workspace == 7000 - (1500 + 50)
 
