@@ -52,6 +52,7 @@ class NodeInputs:
         validations_path: where the root writes the metric of validations.
         progress: where the root shows its progress.
         window: messages the transport lets a sender be ahead.
+        recompute: as `NodeOptions.recompute`.
     """
 
     plan: NodePlan
@@ -71,6 +72,7 @@ class NodeInputs:
     trained: Path
     progress: TextIO
     window: int
+    recompute: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,12 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
     """Builds the node; sends and receives nothing yet."""
     plan = inputs.plan
     randomness = KeyedRandomness(inputs.seed, plan.cluster_id, inputs.device)
+    position = StagePosition(
+        inputs.settings.schedule,
+        plan.stage,
+        plan.num_stages,
+        inputs.settings.microbatches_per_step,
+    )
     engine = StageEngine(
         inputs.stage.train,
         inputs.stage.eval,
@@ -100,6 +108,7 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         device=inputs.device,
         randomness=randomness,
         settings=inputs.update,
+        recompute=inputs.recompute and position.max_in_flight > 1,
     )
     links = ClusterLinks(plan, transport, inputs.compression)
     averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)
@@ -112,12 +121,6 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         NumberFile(inputs.losses_path) if plan.is_leaf else None,
         NumberFile(inputs.validations_path) if plan.is_root else None,
         inputs.progress if plan.is_root else None,
-    )
-    position = StagePosition(
-        inputs.settings.schedule,
-        plan.stage,
-        plan.num_stages,
-        inputs.settings.microbatches_per_step,
     )
     pipeline = StagePipeline(
         StageParts(engine, links, rounds, journal, position, tied), _loss_of(inputs, links)

@@ -25,6 +25,11 @@ class NodeOptions:
             stages work at the same time; the gradient stays that of the whole batch.
         loss_reduction: how the criterion makes one number of a batch, "mean" or "sum". Default: its
             attribute `reduction` if it has one, else "mean".
+        recompute: keep only a microbatch's inputs between its passes, and run its forward pass
+            again before its backward pass: less memory, a third more computing. A stage that never
+            has more than one microbatch in flight would save nothing, and keeps the pass.
+        return_memory: on the CPU, have the C library of this process give freed tensors back to the
+            system at once, as the plan's memory takes for granted; see `ravnest.node.allocator`.
         seed: of the run's randomness; the root's counts. Default: torch's own initial seed.
         timeout_s: how long any wait for a peer may last before it is an error.
         trusted_modules: factories `package.module:function` of submodules that stayed code
@@ -41,6 +46,8 @@ class NodeOptions:
     schedule: str = "1f1b"
     num_microbatches: int = 1
     loss_reduction: str | None = None
+    recompute: bool = False
+    return_memory: bool = True
     seed: int | None = None
     timeout_s: float = 600.0
     trusted_modules: tuple[str, ...] = ()
@@ -71,6 +78,9 @@ class NodeOptions:
             raise ConfigError(
                 f"loss_reduction={parsed.loss_reduction!r} is unknown; expected 'mean' or 'sum'"
             )
+        for name in ("recompute", "return_memory"):
+            if not isinstance(value := getattr(parsed, name), bool):
+                raise ConfigError(f"{name}={value!r} is not possible; expected True or False")
         timeout = parsed.timeout_s
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigError(f"timeout_s={timeout!r} is not possible; expected seconds above 0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ravnest.plan.files import write_plan
 from ravnest.plan.model import NodeSpec, Plan, Replica, StagePlan
 from ravnest.plan.prediction import Prediction
 from ravnest.planning.clusters import Formation, form_clusters
+from ravnest.planning.optimizer_states import OptimizerFactory, ask_optimizer
 from ravnest.planning.ordering import Cluster
 from ravnest.planning.overriding import nodes_to_plan_for, overridable
 from ravnest.planning.predicting import (
@@ -28,7 +30,12 @@ from ravnest.planning.predicting import (
 )
 from ravnest.planning.rings import form_rings, owner_of
 from ravnest.planning.self_test import prepare_test
-from ravnest.planning.settings import PlanningSettings, parse_settings
+from ravnest.planning.settings import (
+    ACCELERATOR_BUILD_FOOTPRINT_BYTES,
+    RUNTIME_FOOTPRINT_BYTES,
+    PlanningSettings,
+    parse_settings,
+)
 from ravnest.planning.streaming import StreamedWeights, weight_source, wholly_on_meta
 from ravnest.planning.table import cost_table
 from ravnest.planning.weights import Weights
@@ -49,6 +56,9 @@ def clusterize(
     num_clusters: int | None = None,
     schedule: str = "1f1b",
     optimizer_states: int = 2,
+    optimizer: OptimizerFactory | None = None,
+    optimizer_params: Mapping[str, Any] | None = None,
+    recompute: bool = False,
     update_frequency: int | None = None,
     reduce_factor: int | None = None,
     compression: bool | str = False,
@@ -74,9 +84,14 @@ def clusterize(
             used. Default: what promises the most samples per second.
         schedule: `1f1b` or `async`, as `Node(schedule=...)`; memory and time depend on it.
         optimizer_states: tensors per parameter that the optimizer keeps: 2 for Adam, 1 for SGD with
-            momentum, 0 for plain SGD.
-        update_frequency: microbatches per optimizer step, as `Node(update_frequency=...)`; 8 are
-            assumed for the prediction when it is not said.
+            momentum, 0 for plain SGD. Used when `optimizer` is not given.
+        optimizer: as for `Node`: a torch.optim class, or `f(params, **optimizer_params)`. It is
+            asked what it keeps and needs, by a step on tensors without values.
+        optimizer_params: keyword arguments for it.
+        recompute: plan for `Node(recompute=True)`.
+        update_frequency: microbatches per optimizer step, `update_frequency` times
+            `num_microbatches` of `Node`. None counts the memory that any would need at most, and
+            predicts times for 8.
         reduce_factor: optimizer steps between averagings, as `Node(reduce_factor=...)`; 100 are
             assumed when it is not said.
         compression: of activations and gradients on the wire, as `Node(compression=...)`.
@@ -110,6 +125,8 @@ def clusterize(
         update_frequency=update_frequency,
         reduce_factor=reduce_factor,
         compression=compression,
+        recompute=recompute,
+        runtime_bytes=_runtime_bytes(),
     )
     if not isinstance(self_test, bool):
         raise ConfigError(f"self_test is {self_test!r}; expected True or False")
@@ -124,6 +141,10 @@ def clusterize(
     with wholly_on_meta(model):
         captured = capture_model(model, args, kwargs, run_forward=pass_data, leaves=leaves)
     streamed = None if source is None else StreamedWeights(captured, model, source)
+    if optimizer is not None:
+        trained = [each.tensor for each in captured.state.stored.values() if each.trainable]
+        cost = ask_optimizer(optimizer, optimizer_params, trained)
+        settings = replace(settings, optimizer=cost)
     table = cost_table(captured.costs)
     formation = form_clusters(table, nodes, settings)
     model_costs = PlannedModel(table, captured.costs.stored, num_samples((args, kwargs)))
@@ -137,6 +158,12 @@ def clusterize(
         trusted = tuple((leaves or {}).values())
         test = prepare_test(model, args, kwargs, captured, streamed, trusted=trusted)
     return write_plan(folder, plan, StageWriter(chains, streamed, test))
+
+
+def _runtime_bytes() -> int:
+    """That of the torch here, which the providers are taken to have as well."""
+    is_plain = torch.version.cuda is None and torch.version.hip is None
+    return RUNTIME_FOOTPRINT_BYTES if is_plain else ACCELERATOR_BUILD_FOOTPRINT_BYTES
 
 
 def _inputs(

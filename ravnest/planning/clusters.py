@@ -181,13 +181,14 @@ def _listed(ids: Sequence[int]) -> str:
 def _usable(
     table: CostTable, nodes: Sequence[NodeSpec], settings: PlanningSettings
 ) -> tuple[list[NodeSpec], dict[int, str]]:
-    least = MemoryModel(table, settings, is_averaged=False).smallest_stage_bytes()
-    usable = [node for node in nodes if node.memory_bytes >= least]
+    memory = MemoryModel(table, settings, is_averaged=False)
+    least = {node.node_id: memory.on(node).smallest_stage_bytes() for node in nodes}
+    usable = [node for node in nodes if node.memory_bytes >= least[node.node_id]]
     unused = {
         node.node_id: f"it has {format_bytes(node.memory_bytes)}, and the smallest stage needs "
-        f"{format_bytes(least)}"
+        f"{format_bytes(least[node.node_id])}"
         for node in nodes
-        if node.memory_bytes < least
+        if node.memory_bytes < least[node.node_id]
     }
     return usable, unused
 

@@ -27,7 +27,6 @@ from ravnest.planning.settings import (
     BACKWARD_AND_FORWARD,
     DEFAULT_FLOPS,
     DEFAULT_LATENCY_S,
-    FLOPS_PER_BYTE_WRITTEN,
     PlanningSettings,
 )
 from ravnest.planning.table import Bools, Floats, Ints
@@ -86,7 +85,7 @@ class Pace:
         self.num_clusters = num_clusters
         self.size = table.last + 1
         self.is_flushed = settings.schedule is Schedule.ONE_F_ONE_B
-        self.frequency = settings.update_frequency
+        self.frequency = settings.frequency
         self.periods = self.frequency - 1 if self.is_flushed else self.frequency
         # Ends of the graph send nothing: there the table has the inputs, which are at hand.
         inner = (np.arange(self.size) > 0) & (np.arange(self.size) < table.last)
@@ -96,9 +95,7 @@ class Pace:
         self.work: Floats = table.work[end] - table.work[start]
         trained = (table.trained_bytes[end] - table.trained_bytes[start]).astype(np.float64)
         fixed = table.fixed_bytes[end] - table.fixed_bytes[start]
-        self.update_flops: Floats = (
-            FLOPS_PER_BYTE_WRITTEN * (1 + settings.optimizer_states) * trained
-        )
+        self.update_flops: Floats = settings.optimizer.step_work_per_byte * trained
         share = 2.0 * (num_clusters - 1) / num_clusters / settings.steps_per_round
         sent = share * (trained + fixed)
         if table.shared:
@@ -181,7 +178,7 @@ class Pace:
 
 def work_factor(settings: PlanningSettings, in_flight: int) -> float:
     """Operations of a microbatch over those of one forward and one backward pass."""
-    return 1.0 + settings.recomputes(in_flight) / BACKWARD_AND_FORWARD
+    return 1.0 + settings.recomputes(0, in_flight) / BACKWARD_AND_FORWARD
 
 
 def latency_of(node: NodeSpec) -> float:

@@ -16,7 +16,6 @@ from ravnest.plan.model import NodeSpec, RingPlan
 from ravnest.plan.prediction import (
     ClusterPrediction,
     LinkPrediction,
-    MemoryBudget,
     PlannedRun,
     Prediction,
     StagePrediction,
@@ -30,8 +29,6 @@ from ravnest.planning.rings import owner_of
 from ravnest.planning.settings import (
     BACKWARD_AND_FORWARD,
     DEFAULT_FLOPS,
-    FLOPS_PER_BYTE_WRITTEN,
-    RUNTIME_FOOTPRINT_BYTES,
     PlanningSettings,
 )
 from ravnest.planning.table import CostTable
@@ -72,7 +69,7 @@ def predict(
     pipelines = [_Pipeline(model, memory, cluster) for cluster in formation.clusters]
     averaging = _Averaging(model, formation, rings)
     per_step_s = averaging.seconds / settings.steps_per_round
-    frequency, samples = settings.update_frequency, model.samples_per_microbatch
+    frequency, samples = settings.frequency, model.samples_per_microbatch
     rates = [frequency * samples / max(each.step_s + per_step_s, 1e-9) for each in pipelines]
     links = [link for each in pipelines for link in each.links(per_step_s)]
     slowest_s = max(each.step_s for each in pipelines) + per_step_s
@@ -135,7 +132,7 @@ def pipeline_time(
         total = work_factor(settings, size - k) * work / flops
         forward = work / BACKWARD_AND_FORWARD / flops
         trained = float(table.trained_bytes[end] - table.trained_bytes[start])
-        update = FLOPS_PER_BYTE_WRITTEN * (1 + settings.optimizer_states) * trained / flops
+        update = settings.optimizer.step_work_per_byte * trained / flops
         stages.append(StageTime(forward, total - forward, update, exchange_s[k]))
     links = []
     for k, boundary in enumerate(cuts[1:-1]):
@@ -147,36 +144,7 @@ def pipeline_time(
                 latency_of(nodes[k]) + latency_of(nodes[k + 1]),
             )
         )
-    return PipelineTime(settings.schedule, settings.update_frequency, tuple(stages), tuple(links))
-
-
-def memory_budget(
-    memory: MemoryModel, start: int, end: int, index: int, num_stages: int
-) -> MemoryBudget:
-    """The predicted peak of a stage, in parts."""
-    table, states = memory.table, memory.settings.optimizer_states
-    trained = int(table.trained_bytes[end] - table.trained_bytes[start])
-    fixed = int(table.fixed_bytes[end] - table.fixed_bytes[start])
-    stashed = memory.settings.schedule.stashed_versions(index, num_stages)
-    needed = memory.stage_bytes(np.array(start), np.array(end), index, num_stages)
-    parts = MemoryBudget(
-        parameters=trained + fixed,
-        gradients=trained,
-        optimizer=states * trained,
-        stashed=stashed * trained,
-        averaging=memory.is_averaged * (trained + fixed),
-        activations=int(table.saved_bytes[end] - table.saved_bytes[start]) * (num_stages - index),
-        workspace=0,
-        communication=0,
-        runtime=RUNTIME_FOOTPRINT_BYTES,
-    )
-    rest = int(needed) - parts.total
-    return MemoryBudget(
-        **{
-            name: getattr(parts, name) for name in MemoryBudget.__slots__ if name != "communication"
-        },
-        communication=rest,
-    )
+    return PipelineTime(settings.schedule, settings.frequency, tuple(stages), tuple(links))
 
 
 def _rate(one: NodeSpec, other: NodeSpec) -> float:
@@ -187,10 +155,10 @@ def _rate(one: NodeSpec, other: NodeSpec) -> float:
 def _run(settings: PlanningSettings, samples: int) -> PlannedRun:
     return PlannedRun(
         schedule=str(settings.schedule),
-        update_frequency=settings.update_frequency,
+        update_frequency=settings.frequency,
         samples_per_microbatch=samples,
         steps_per_round=settings.steps_per_round,
-        optimizer=f"{settings.optimizer_states} states per parameter",
+        optimizer=settings.optimizer.name,
         recompute=settings.recompute,
         compression=settings.compression,
     )
@@ -219,7 +187,7 @@ class _Pipeline:
         for k, (node, time) in enumerate(zip(self._cluster.nodes, self._time.stages, strict=True)):
             yield StagePrediction(
                 node_id=node.node_id,
-                memory=memory_budget(self._memory, cuts[k], cuts[k + 1], k, size),
+                memory=self._memory.on(node).budget(cuts[k], cuts[k + 1], k, size),
                 forward_s=time.forward_s,
                 backward_s=time.backward_s,
                 update_s=time.update_s,
@@ -239,7 +207,7 @@ class _Pipeline:
                 (ahead, back, Traffic.ACTIVATIONS, activations, link.activation_s),
                 (back, ahead, Traffic.GRADIENTS, gradients, link.gradient_s),
             ):
-                load = settings.update_frequency * seconds / whole_s
+                load = settings.frequency * seconds / whole_s
                 yield LinkPrediction(
                     source, target, traffic, num_bytes, seconds, link.latency_s, load
                 )
@@ -256,7 +224,7 @@ class _Pipeline:
             )
 
     def cluster(self, cluster_id: int, samples: int) -> ClusterPrediction:
-        frequency = self._memory.settings.update_frequency
+        frequency = self._memory.settings.frequency
         return ClusterPrediction(
             cluster_id=cluster_id,
             step_time_s=self.step_s,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.plan.model import NodeSpec
 from ravnest.planning.memory import MemoryModel
-from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, PlanningSettings
+from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, OptimizerCost, PlanningSettings
 from ravnest.planning.stages import StageTimes, cut_into_stages
 from ravnest.planning.table import cost_table
 from ravnest.stage.schedule import Schedule
@@ -114,7 +114,9 @@ def _cost(times: StageTimes, costs: GraphCosts, stage: tuple[int, int, int]) -> 
 def test_the_programme_finds_what_trying_everything_finds(
     costs: GraphCosts, nodes: list[NodeSpec], schedule: Schedule, is_averaged: bool
 ) -> None:
-    memory = MemoryModel(cost_table(costs), PlanningSettings(schedule, 1), is_averaged)
+    memory = MemoryModel(
+        cost_table(costs), PlanningSettings(schedule, OptimizerCost.of_states(1)), is_averaged
+    )
     times = StageTimes(memory, nodes)
     ranks = list(_every_rank(times, costs))
     found = cut_into_stages(times)
