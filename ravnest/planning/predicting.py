@@ -289,7 +289,8 @@ class _Averaging:
                 self._bytes[pair] = self._bytes.get(pair, 0) + num_bytes
                 sent_s[pair[0]] += num_bytes / slowest  # the slowest link paces the whole ring
             delays = max(delays, max(self._latency(pair) for pair in pairs))
-        self.seconds = max(sent_s.values()) + 2 * (number - 1) * delays
+        # Headers and votes go around the ring too: C - 1 hops each, as in either half of the rest.
+        self.seconds = max(sent_s.values()) + 4 * (number - 1) * delays
 
     def links(self, between_rounds_s: float) -> Iterator[LinkPrediction]:
         """From every member to the next; loads are shares of the time between two rounds."""

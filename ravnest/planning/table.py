@@ -12,7 +12,11 @@ import numpy.typing as npt
 
 from ravnest.capture.costs import GraphCosts, ParameterCost
 from ravnest.planning.ranges import RangeMax
-from ravnest.planning.settings import BACKWARD_AND_FORWARD, FLOPS_PER_BYTE_WRITTEN
+from ravnest.planning.settings import (
+    ACCUMULATION_WORK_PER_BYTE,
+    BACKWARD_AND_FORWARD,
+    FLOPS_PER_BYTE_WRITTEN,
+)
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -166,7 +170,7 @@ def cost_table(costs: GraphCosts) -> CostTable:
 
     return CostTable(
         positions=positions,
-        work=before(operations + traffic),
+        work=before(operations + traffic + ACCUMULATION_WORK_PER_BYTE * trained),
         saved_bytes=before(saved),
         trained_bytes=before(trained),
         fixed_bytes=before(fixed),

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from ravnest.capture.exporting import capture_model
-from ravnest.planning.table import cost_table
+from ravnest.planning.settings import BACKWARD_AND_FORWARD, FLOPS_PER_BYTE_WRITTEN
 
 _WIDTH = 768
 _HEADS = 12
@@ -124,9 +124,11 @@ def work_of(reference: Reference, dtype: torch.dtype) -> Work:
         model = reference.build().to(dtype)
         example = torch.empty((_EXAMPLE_SAMPLES, *reference.sample_shape), dtype=dtype)
     costs = capture_model(model, (example,), {}).costs
+    flops, written_bytes = sum(costs.forward_flops), sum(costs.output_bytes)
+    operations = BACKWARD_AND_FORWARD * flops + FLOPS_PER_BYTE_WRITTEN * written_bytes
     return Work(
-        operations=float(cost_table(costs).work[-1]) / _EXAMPLE_SAMPLES,
-        forward_flops=sum(costs.forward_flops) / _EXAMPLE_SAMPLES,
-        written_bytes=sum(costs.output_bytes) / _EXAMPLE_SAMPLES,
+        operations=operations / _EXAMPLE_SAMPLES,
+        forward_flops=flops / _EXAMPLE_SAMPLES,
+        written_bytes=written_bytes / _EXAMPLE_SAMPLES,
         saved_bytes=sum(costs.saved_bytes) / _EXAMPLE_SAMPLES,
     )

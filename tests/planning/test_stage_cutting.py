@@ -97,7 +97,8 @@ def _cost(times: StageTimes, costs: GraphCosts, stage: tuple[int, int, int]) -> 
     node, nodes = times.nodes[index], times.nodes
     if needed > node.memory_bytes:
         return None
-    computing = sum(3 * costs.forward_flops[i] + 10 * costs.output_bytes[i] for i in inside)
+    computing = sum(3 * costs.forward_flops[i] + 60 * costs.output_bytes[i] for i in inside)
+    computing += 35 * sum(t.num_bytes for t in costs.stored if t.trainable and t.position in inside)
     sending = 0.0
     if index + 1 < len(nodes):
         rate = min(node.bandwidth_bps, nodes[index + 1].bandwidth_bps) / 8
