@@ -53,9 +53,9 @@ def form_clusters(
     """The clusters that promise the most samples per second within every node's memory.
 
     Of divisions within 0.1 % of the fastest the one whose clusters are most alike in speed is
-    taken, then the one with the fewest clusters. With `settings.num_clusters` as many nodes are used
-    as fit into so many clusters, and the slowest of these is made as fast as can be: clusters meet
-    in averaging.
+    taken, then the one with the fewest clusters. With `settings.num_clusters` as many nodes are
+    used as fit into so many clusters, and the slowest of these is made as fast as can be: clusters
+    meet in averaging.
 
     Raises:
         NotEnoughMemoryError: no division fits.
@@ -89,7 +89,7 @@ class _Planner:
         self._is_small = NodeClasses(usable).num_states <= EXACT_STATES if usable else True
 
     def best(self, nodes: Sequence[NodeSpec]) -> tuple[Division, float, bool]:
-        """The division, its bound, and whether it is proven; `nodes` are all of them, for errors."""
+        """The division, its bound, and whether it is proven; `nodes` are all, for errors."""
         wanted = self._settings.num_clusters
         if wanted is not None:
             self._check_number(wanted, len(nodes))
@@ -200,7 +200,7 @@ def _dealt(
     weight: Callable[[NodeSpec], float],
     max_stages: int,
 ) -> Division | None:
-    """A division into so many clusters by dealing out: largest first to the least loaded (Graham)."""
+    """So many clusters by dealing out: largest first to the least loaded (Graham 1969)."""
     ranked = sorted(nodes, key=lambda node: (-weight(node), node.node_id))
     kept, left_out = ranked[: number * max_stages], ranked[number * max_stages :]
     clusters = []
@@ -233,7 +233,7 @@ def _fitting(
 ) -> tuple[Cluster | None, list[NodeSpec]]:
     """The cluster of a group, without its smallest nodes where it fits only without them."""
     left: list[NodeSpec] = sorted(group, key=lambda node: (-node.memory_bytes, node.node_id))
-    left_out = []
+    left_out: list[NodeSpec] = []
     while left:
         cluster = search.best(left)
         if cluster is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from ravnest.planning.memory import MemoryModel
 from ravnest.planning.pace import Pace, Traits
 from ravnest.planning.settings import PlanningSettings
 from ravnest.planning.stages import Cutting, StageTimes, cut_into_stages
-from ravnest.planning.subsets import Arrangement, Subsets, along, best_arrangement, step_time_of
+from ravnest.planning.subsets import Arrangement, along, best_arrangement, step_time_of
 from ravnest.planning.table import CostTable
 
 EXACT_STATES = 12 * 2**12
@@ -53,8 +54,8 @@ class NodeClasses:
 
     @property
     def num_states(self) -> int:
-        """Pairs of a subset and its first node, as a float: there may be very many."""
-        return float(np.prod([count + 1.0 for count in self.counts])) * len(self.counts)
+        """Pairs of a subset and its first node."""
+        return math.prod(count + 1 for count in self.counts) * len(self.counts)
 
     def dealt_out(self, orders: Sequence[Sequence[int]]) -> list[tuple[NodeSpec, ...]]:
         """Nodes for clusters given as orders of classes; members of a class go around."""

@@ -89,8 +89,10 @@ class Pace:
         self.periods = self.frequency - 1 if self.is_flushed else self.frequency
         # Ends of the graph send nothing: there the table has the inputs, which are at hand.
         inner = (np.arange(self.size) > 0) & (np.arange(self.size) < table.last)
-        self.activation_bytes: Floats = inner * table.forward_bytes * settings.activation_ratio
-        self.gradient_bytes: Floats = inner * table.backward_bytes * settings.gradient_ratio
+        activations = (inner * table.forward_bytes).astype(np.float64)
+        gradients = (inner * table.backward_bytes).astype(np.float64)
+        self.activation_bytes: Floats = activations * settings.activation_ratio
+        self.gradient_bytes: Floats = gradients * settings.gradient_ratio
         start, end = np.arange(self.size)[:, None], np.arange(self.size)[None, :]
         self.work: Floats = table.work[end] - table.work[start]
         trained = (table.trained_bytes[end] - table.trained_bytes[start]).astype(np.float64)
@@ -125,7 +127,7 @@ class Pace:
         return self._needed[in_flight]
 
     def link_seconds(self, one: Traits, other: Traits) -> Floats:
-        """Both ways over a link per microbatch: nodes that broadcast, by boundary in the last axis."""
+        """Both ways per microbatch: nodes that broadcast, by boundary in the last axis."""
         rate = np.minimum(one.rate, other.rate)[..., None]
         num_bytes = self.activation_bytes + self.gradient_bytes
         delay = 2.0 * (one.latency_s + other.latency_s)[..., None]
@@ -158,7 +160,8 @@ class Pace:
             start: boundary that the new stage starts at.
 
         Returns:
-            Both for the longer suffixes [row, label, boundary the suffix started at, from start + 1].
+            Both for the longer suffixes [row, label, boundary the suffix started at, from
+            start + 1].
         """
         computing, others, fits = self.stage(traits, in_flight, start)
         longer = loop[:, :, start + 1 :] + computing[:, None]

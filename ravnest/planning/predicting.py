@@ -288,7 +288,7 @@ class _Averaging:
             for pair in pairs:
                 self._bytes[pair] = self._bytes.get(pair, 0) + num_bytes
                 sent_s[pair[0]] += num_bytes / slowest  # the slowest link paces the whole ring
-            delays = max(delays, max(self._latency(pair) for pair in pairs))
+            delays = max(delays, *(self._latency(pair) for pair in pairs))
         # Headers and votes go around the ring too: C - 1 hops each, as in either half of the rest.
         self.seconds = max(sent_s.values()) + 4 * (number - 1) * delays
 

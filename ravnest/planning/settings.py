@@ -36,12 +36,12 @@ DEFAULT_STEPS_PER_ROUND = 100
 """Optimizer steps between averagings when clusterize is not told."""
 
 FLOPS_PER_BYTE_WRITTEN = 60.0
-"""Operations a processor could do in the time that both passes take per byte the forward one writes.
+"""Operations a processor could do in the time that both passes take per byte written forward.
 
-Makes elementwise work count, which has next to no operations but moves as much memory. Of one number
-for all networks, 60 leaves the least spread: the rates at which decoders, convolutional and linear
-networks of several sizes trained, measured in this unit on one core in fp32, lay within a factor of
-1.6 of each other, with 10 within 2.1.
+Makes elementwise work count, which has next to no operations but moves as much memory. Of one
+number for all networks, 60 leaves the least spread: the rates at which decoders, convolutional and
+linear networks of several sizes trained, measured in this unit on one core in fp32, lay within a
+factor of 1.6 of each other, with 10 within 2.1.
 """
 
 ACCUMULATION_WORK_PER_BYTE = 35.0

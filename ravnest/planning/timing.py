@@ -1,8 +1,8 @@
 """The time model: how long an optimizer step of a pipeline takes, exactly, by its schedule.
 
-A stage computes one thing at a time, in the order of `ravnest.stage.schedule`. A node's uplink sends
-one message at a time, activations to the next node and gradients to the one before, in the order
-in which they are made; a message arrives one delay after it has been sent. Receiving is free, as
+A stage computes one thing at a time, in the order of `ravnest.stage.schedule`. A node's uplink
+sends one message at a time, activations to the next node and gradients to the one before, in the
+order in which they are made; a message arrives one delay after it has been sent. Receiving is free, as
 links are full duplex and the sender already goes at the rate of the slower end. Such a system is a
 timed event graph, linear over (max, +) (Baccelli et al., "Synchronization and Linearity", 1992):
 its completion times follow from each other, and in the long run they repeat.
@@ -10,6 +10,7 @@ its completion times follow from each other, and in the long run they repeat.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -154,7 +155,7 @@ def _step_time(pipeline: PipelineTime) -> float:
         return ends[-1] - ends[-2]
     drain = -(-size // pipeline.update_frequency)  # the last steps run ahead: nothing follows them
     ends = _step_ends(pipeline, min(_MAX_STEPS, 8 * size) + drain)[:-drain]
-    return _long_run([later - earlier for earlier, later in zip(ends, ends[1:], strict=False)])
+    return _long_run([later - earlier for earlier, later in itertools.pairwise(ends)])
 
 
 def _long_run(steps: Sequence[float]) -> float:
