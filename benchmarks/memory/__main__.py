@@ -2,8 +2,9 @@
 
 `python -m benchmarks.memory [--json] [--quick] [--models NAME ...]`. Every case is planned in a
 process of its own and then trained by real providers, of one thread each, one case at a time. An
-error of 1 is 10 % of the measured peak, or 50 MB where that is more. The whole takes about an hour
-on two cores and up to 9 GB at a time.
+error of 1 is 10 % of the measured peak, or 50 MB where that is more. The providers return freed
+memory to the system, as nodes do by themselves where the plan leaves them little to spare. The
+whole takes about two hours on two cores and up to 9 GB at a time.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ def provide(case: Case, name: str) -> dict[str, int]:
         update_frequency=UPDATE_FREQUENCY,
         schedule=case.schedule,
         recompute=case.recompute,
+        return_memory=True,
     )
     loaded_bytes = peak_memory_bytes()
     count = UPDATE_FREQUENCY * NUM_STEPS

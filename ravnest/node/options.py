@@ -29,7 +29,8 @@ class NodeOptions:
             again before its backward pass: less memory, a third more computing. A stage that never
             has more than one microbatch in flight would save nothing, and keeps the pass.
         return_memory: on the CPU, have the C library of this process give freed tensors back to the
-            system at once, as the plan's memory takes for granted; see `ravnest.node.allocator`.
+            system at once, which takes less memory and more time; see `ravnest.node.allocator`.
+            None: where the plan leaves the node little to spare.
         seed: of the run's randomness; the root's counts. Default: torch's own initial seed.
         timeout_s: how long any wait for a peer may last before it is an error.
         trusted_modules: factories `package.module:function` of submodules that stayed code
@@ -47,7 +48,7 @@ class NodeOptions:
     num_microbatches: int = 1
     loss_reduction: str | None = None
     recompute: bool = False
-    return_memory: bool = True
+    return_memory: bool | None = None
     seed: int | None = None
     timeout_s: float = 600.0
     trusted_modules: tuple[str, ...] = ()
@@ -78,9 +79,13 @@ class NodeOptions:
             raise ConfigError(
                 f"loss_reduction={parsed.loss_reduction!r} is unknown; expected 'mean' or 'sum'"
             )
-        for name in ("recompute", "return_memory"):
-            if not isinstance(value := getattr(parsed, name), bool):
-                raise ConfigError(f"{name}={value!r} is not possible; expected True or False")
+        flags = {"recompute": (True, False), "return_memory": (None, True, False)}
+        for name, choices in flags.items():
+            if not any(getattr(parsed, name) is choice for choice in choices):
+                raise ConfigError(
+                    f"{name}={getattr(parsed, name)!r} is not possible; "
+                    f"expected {' or '.join(map(str, choices[-2:]))}"
+                )
         timeout = parsed.timeout_s
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigError(f"timeout_s={timeout!r} is not possible; expected seconds above 0")

@@ -210,6 +210,8 @@ class NodePlan:
         plan_sha256: hash of the plan; peers of another plan are refused.
         replicas: parameters used here that earlier stages own, in the model's order.
         shared: parameters owned here that later stages use too, in the model's order.
+        needed_bytes: predicted peak memory.
+        memory_bytes: what the node offers.
         sha256: hash over everything else in this file.
     """
 
@@ -232,6 +234,8 @@ class NodePlan:
     device: str | None = None
     replicas: tuple[Replica, ...] = ()
     shared: tuple[SharedParameter, ...] = ()
+    needed_bytes: int = 0
+    memory_bytes: int = 0
     schema: int = SCHEMA_VERSION
     sha256: str = ""
 

@@ -60,6 +60,8 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         device=node.device,
         replicas=stage.replicas,
         shared=shared,
+        needed_bytes=stage.needed_bytes,
+        memory_bytes=node.memory_bytes,
     )
 
 

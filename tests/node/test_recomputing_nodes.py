@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ravnest import Node, Trainer, model_fusion
 from ravnest.errors import ConfigError
+from ravnest.node.allocator import is_tight
 from ravnest.node.options import NodeOptions
 from ravnest.stage.schedule import Schedule
 
@@ -55,6 +57,13 @@ def test_recomputing_changes_no_bit(tmp_path: Path, schedule: str) -> None:
     assert kept.keys() == again.keys()
     assert all(torch.equal(kept[name], again[name]) for name in kept)
     assert kept["1.num_batches_tracked"] == 12
+
+
+def test_freed_memory_is_returned_where_the_plan_is_tight(tmp_path: Path) -> None:
+    plan = run_cleanly(make_plan(tmp_path, build(), (X[:4],)), lambda node: node.plan).result_of(0)
+    assert 300e6 < plan.needed_bytes < plan.memory_bytes == 4e9
+    assert not is_tight(plan)
+    assert is_tight(replace(plan, memory_bytes=int(plan.needed_bytes * 1.3)))
 
 
 def test_anything_but_a_flag_is_refused() -> None:
