@@ -2,9 +2,9 @@
 
 A stage computes one thing at a time, in the order of `ravnest.stage.schedule`. A node's uplink
 sends one message at a time, activations to the next node and gradients to the one before, in the
-order in which they are made; a message arrives one delay after it has been sent. Receiving is free, as
-links are full duplex and the sender already goes at the rate of the slower end. Such a system is a
-timed event graph, linear over (max, +) (Baccelli et al., "Synchronization and Linearity", 1992):
+order in which they are made; a message arrives one delay after it has been sent. Receiving is free,
+as links are full duplex and the sender already goes at the rate of the slower end. Such a system is
+a timed event graph, linear over (max, +) (Baccelli et al., "Synchronization and Linearity", 1992):
 its completion times follow from each other, and in the long run they repeat.
 """
 
