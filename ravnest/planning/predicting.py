@@ -33,6 +33,7 @@ from ravnest.planning.settings import (
 )
 from ravnest.planning.table import CostTable
 from ravnest.planning.timing import (
+    ExchangeTime,
     LinkTime,
     PipelineTime,
     StageTime,
@@ -115,12 +116,12 @@ def _first_dimensions(value: Any) -> Iterator[int]:
 
 
 def pipeline_time(
-    memory: MemoryModel, cluster: Cluster, exchange_s: Sequence[float]
+    memory: MemoryModel, cluster: Cluster, exchanged: Mapping[tuple[int, int], int]
 ) -> PipelineTime:
     """The time model of a cluster.
 
     Args:
-        exchange_s: per stage the seconds per optimizer step for parameters of several stages.
+        exchanged: bytes per optimizer step between stages that use the same parameters.
     """
     table, settings = memory.table, memory.settings
     cuts = np.searchsorted(table.positions, cluster.cutting.cuts).tolist()
@@ -133,7 +134,7 @@ def pipeline_time(
         forward = work / BACKWARD_AND_FORWARD / flops
         trained = float(table.trained_bytes[end] - table.trained_bytes[start])
         update = settings.optimizer.step_work_per_byte * trained / flops
-        stages.append(StageTime(forward, total - forward, update, exchange_s[k]))
+        stages.append(StageTime(forward, total - forward, update))
     links = []
     for k, boundary in enumerate(cuts[1:-1]):
         rate = _rate(nodes[k], nodes[k + 1])
@@ -144,7 +145,19 @@ def pipeline_time(
                 latency_of(nodes[k]) + latency_of(nodes[k + 1]),
             )
         )
-    return PipelineTime(settings.schedule, settings.frequency, tuple(stages), tuple(links))
+    exchanges = tuple(
+        ExchangeTime(
+            owner,
+            holder,
+            num_bytes / _rate(nodes[owner], nodes[holder]),
+            latency_of(nodes[owner]) + latency_of(nodes[holder]),
+        )
+        for (owner, holder), num_bytes in exchanged.items()
+        if owner < holder
+    )
+    return PipelineTime(
+        settings.schedule, settings.frequency, tuple(stages), tuple(links), exchanges
+    )
 
 
 def _rate(one: NodeSpec, other: NodeSpec) -> float:
@@ -170,10 +183,7 @@ class _Pipeline:
     def __init__(self, model: PlannedModel, memory: MemoryModel, cluster: Cluster) -> None:
         self._memory, self._cluster = memory, cluster
         self._exchanged = _exchanged_bytes(model.stored, cluster.cutting.cuts)
-        sent = [0.0] * len(cluster.nodes)
-        for (source, target), num_bytes in self._exchanged.items():
-            sent[source] += num_bytes / _rate(cluster.nodes[source], cluster.nodes[target])
-        self._time = pipeline_time(memory, cluster, sent)
+        self._time = pipeline_time(memory, cluster, self._exchanged)
         self._state: SteadyState = steady_state(self._time)
 
     @property
