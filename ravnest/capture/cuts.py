@@ -7,7 +7,7 @@ comes after what it needs and beside the parameters it uses. Every rule then has
 nodes must be on one side", which forbids an interval of cuts; the rules are those a split graph
 needs to compute the same values, gradients and buffers:
 
-* only tensors and plain numbers cross;
+* only tensors and plain numbers cross, and of tensors none that `recomputing` says are recomputed;
 * a parameter or buffer that is written in either mode is used on one stage only;
 * memory that is written in place is created, written and read until its last write on one stage.
 
@@ -30,6 +30,7 @@ from ravnest.capture.graphs import (
     kind_of,
     written,
 )
+from ravnest.capture.recomputing import choose_recomputed, needed_inputs
 from ravnest.capture.state import StateInventory
 
 
@@ -44,6 +45,7 @@ class Placement:
         uses: every position, of either mode, that a name is used at, ascending from its owner's.
         shared: names that several stages may hold copies of, since nobody writes them.
         legal: every position before which the model may be cut, in order.
+        recomputed: values, of both modes, that stages compute for themselves instead of receiving.
     """
 
     train: Mapping[fx.Node, int]
@@ -52,6 +54,7 @@ class Placement:
     uses: Mapping[str, tuple[int, ...]]
     shared: frozenset[str]
     legal: tuple[int, ...]
+    recomputed: frozenset[fx.Node]
 
 
 def place(train: CapturedGraph, evaluation: CapturedGraph, state: StateInventory) -> Placement:
@@ -83,6 +86,13 @@ def place(train: CapturedGraph, evaluation: CapturedGraph, state: StateInventory
         intervals += _torn_kinds(graph, levels)
         intervals += _torn_state(graph, levels, owners, anchored)
         intervals += _torn_memory(graph, levels, groups[graph])
+    legal = tuple(_allowed(intervals, len(computing)))
+    recomputed: set[fx.Node] = set()
+    for graph, levels in ((train, train_levels), (evaluation, eval_levels)):
+        chosen = choose_recomputed(graph.graph, levels, legal, state)
+        for name, positions in _uses_by_recomputing(graph, levels, chosen).items():
+            uses[name] = [*uses.get(name, ()), *positions]
+        recomputed |= chosen
     shared = frozenset(owners) - anchored
     return Placement(
         train=train_levels,
@@ -90,7 +100,8 @@ def place(train: CapturedGraph, evaluation: CapturedGraph, state: StateInventory
         owners=owners,
         uses={name: tuple(sorted({owners[name], *uses.get(name, ())})) for name in owners},
         shared=shared,
-        legal=tuple(_allowed(intervals, len(computing))),
+        legal=legal,
+        recomputed=frozenset(recomputed),
     )
 
 
@@ -127,6 +138,19 @@ def _uses(graph: CapturedGraph, levels: Mapping[fx.Node, int]) -> dict[str, list
     for node in graph.graph.nodes:
         for name in _state_names(node):
             uses.setdefault(name, []).append(levels[node])
+    return uses
+
+
+def _uses_by_recomputing(
+    graph: CapturedGraph, levels: Mapping[fx.Node, int], recomputed: frozenset[fx.Node]
+) -> dict[str, list[int]]:
+    """Levels at which a name is looked up because something is recomputed there."""
+    uses: dict[str, list[int]] = {}
+    for node in graph.graph.nodes:
+        if node not in recomputed:
+            for each in set(needed_inputs(node, recomputed)) - set(node.all_input_nodes):
+                if each.op == "get_attr":
+                    uses.setdefault(str(each.target), []).append(levels[node])
     return uses
 
 

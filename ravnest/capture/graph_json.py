@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from ravnest.capture import operators
+from ravnest.capture.argument_kinds import fault
 from ravnest.capture.diagnosis import origin
 from ravnest.capture.dtypes import dtype_name, dtype_of
 from ravnest.capture.leaf_json import leaf_from_data, leaf_to_data
@@ -248,6 +249,8 @@ def _check_call(
     names = {argument.name for argument in declared[len(args) :]}
     if unknown := sorted(kwargs.keys() - names):
         field["kwargs"].fail(f"{target} does not take {unknown}")
+    if wrong := fault(target, args, kwargs):
+        field["args"].fail(wrong)
 
 
 class _ArgumentReader:

@@ -1,7 +1,8 @@
 """Cuts a captured model into stages: per stage one graph per mode, and the state it owns.
 
 A value that is needed later passes through every stage between its maker and its last reader, so
-that the outputs of one stage are exactly the inputs of the next.
+that the outputs of one stage are exactly the inputs of the next. Values that are recomputed (see
+`recomputing`) are not sent; each stage has the nodes that make them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ravnest.capture.graphs import (
     wire_name,
     written,
 )
+from ravnest.capture.recomputing import last_uses, recomputed_for
 from ravnest.capture.stages import StageGraph, StageGraphs
 from ravnest.capture.state import StateInventory
 from ravnest.capture.values import ValueSpec
@@ -44,9 +46,9 @@ def split(captured: CapturedModel, cuts: Sequence[int]) -> tuple[StageGraphs, ..
     state, placement = captured.state, captured.placement
     gradients = _differentiable(captured.train.graph, state)
     gradients = {node for node in gradients if node.name in captured.needs_gradient}
-    train = _split_mode(captured.train, placement.train, cuts, gradients)
+    train = _split_mode(captured.train, placement.train, cuts, gradients, placement.recomputed)
     gradients = _differentiable(captured.eval.graph, state)
-    evaluation = _split_mode(captured.eval, placement.eval, cuts, gradients)
+    evaluation = _split_mode(captured.eval, placement.eval, cuts, gradients, placement.recomputed)
     return tuple(
         _assemble(captured, cuts, index, train[index], evaluation[index])
         for index in range(len(cuts) + 1)
@@ -109,22 +111,22 @@ def _split_mode(
     levels: Mapping[fx.Node, int],
     cuts: Sequence[int],
     differentiable: set[fx.Node],
+    recomputed: frozenset[fx.Node],
 ) -> list[StageGraph]:
     stage_of = {
         node: 0 if node.op == "placeholder" else bisect.bisect(cuts, level)
         for node, level in levels.items()
     }
-    last_use = {
-        node: max((stage_of[user] for user in node.users), default=-1)
-        for node in captured.graph.nodes
-    }
+    last = last_uses(captured.graph, levels, recomputed)
+    last_use = {node: bisect.bisect(cuts, level) for node, level in last.items()}
+    computed = _computed(captured.graph, stage_of, recomputed)
     values = [node for node in captured.graph.nodes if node.op in ("placeholder", "call_function")]
     stages: list[StageGraph] = []
     entering = [node for node in values if node.op == "placeholder" and node.users]
     for index in range(len(cuts) + 1):
         is_leaf = index == len(cuts)
         leaving = [n for n in values if stage_of[n] <= index < last_use[n]]
-        own = [n for n in values if stage_of[n] == index and n.op == "call_function"]
+        own = [n for n in values if n in computed.get(index, ())]
         cloned = _mutated_inputs(captured.graph) if index == 0 else set()
         graph = _build(entering, own, captured.outputs if is_leaf else leaving, cloned)
         outputs = (
@@ -142,6 +144,20 @@ def _split_mode(
         )
         entering = leaving
     return stages
+
+
+def _computed(
+    graph: fx.Graph, stage_of: Mapping[fx.Node, int], recomputed: frozenset[fx.Node]
+) -> dict[int, set[fx.Node]]:
+    """Per stage its own nodes, and what they need that is recomputed."""
+    computed: dict[int, set[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op in ("call_function", "output") and node not in recomputed:
+            here = computed.setdefault(stage_of[node], set())
+            here.update(recomputed_for(node, recomputed))
+            if node.op == "call_function":
+                here.add(node)
+    return computed
 
 
 def _build(

@@ -6,12 +6,14 @@ inputs and outputs is ours to describe, needs no registration, and plain values 
 
 from __future__ import annotations
 
+import io
 import logging
 import random
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,7 +173,10 @@ def _export(
     for dims in num_open:
         try:
             shapes = (tuple(_dynamic(tensor, dims, tensors) for tensor in tensors),)
-            program = torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
+            with _without_partial_graph():
+                program = torch.export.export(
+                    flat, tuple(tensors), dynamic_shapes=shapes, strict=False
+                )
         except CaptureError:
             raise
         except Exception as error:
@@ -244,6 +249,23 @@ def _restored(model: nn.Module) -> Iterator[None]:
         random.setstate(python_state)
         for module, attributes in before:
             vars(module).update(attributes)
+
+
+@contextmanager
+def _without_partial_graph() -> Iterator[None]:
+    """Keeps off the error stream the graph that a failing export prints; all else goes there."""
+    said, partial = io.StringIO(), ""
+    try:
+        with redirect_stderr(said):
+            yield
+    except Exception as error:
+        partial = str(getattr(error, "partial_fx_graph", ""))
+        raise
+    finally:
+        text = said.getvalue()
+        if partial:
+            text = text.replace(f"{partial}\n", "")
+        sys.stderr.write(text)
 
 
 @contextmanager

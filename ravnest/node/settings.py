@@ -14,7 +14,8 @@ class RunSettings:
     """What the root announces and every other node checks against its own script.
 
     Attributes:
-        update_frequency: backward passes per optimizer step.
+        update_frequency: batches per optimizer step.
+        num_microbatches: microbatches that a batch is split into.
         reduce_factor: optimizer steps between averagings, None for one averaging per epoch.
         average_optim: whether optimizer state is averaged too.
     """
@@ -23,9 +24,16 @@ class RunSettings:
     update_frequency: int
     reduce_factor: int | None
     average_optim: bool
+    num_microbatches: int = 1
+
+    @property
+    def microbatches_per_step(self) -> int:
+        """Backward passes per optimizer step."""
+        return self.update_frequency * self.num_microbatches
 
     def __post_init__(self) -> None:
         _require_positive("update_frequency", self.update_frequency)
+        _require_positive("num_microbatches", self.num_microbatches)
         if self.reduce_factor is not None:
             _require_positive("reduce_factor", self.reduce_factor)
 

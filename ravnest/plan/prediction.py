@@ -158,8 +158,8 @@ class Prediction:
         clusters: in order of id.
         averaging_s: seconds of one round, 0 with one cluster.
         samples_per_s: of all clusters together, averaging counted.
-        upper_bound_samples_per_s: no plan for these nodes and this model has more, by the closed form
-            that plans are searched with; to be held against `planned_samples_per_s`.
+        upper_bound_samples_per_s: no plan for these nodes and this model has more, by the closed
+            form that plans are searched with; to be held against `planned_samples_per_s`.
         is_optimal: whether the plan is proven to be the best there is by that closed form.
         assumed: what was not measured or said, in words: speeds, delays, settings.
         planned_samples_per_s: of all clusters together by the closed form; `samples_per_s`, which

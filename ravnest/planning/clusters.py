@@ -60,9 +60,9 @@ def form_clusters(
     """The clusters that promise the most samples per second within every node's memory.
 
     Of divisions within 0.1 % of the fastest the one whose clusters are most alike in speed is
-    taken, then the one with the fewest clusters. With `settings.num_clusters` as many nodes are used
-    as fit into so many clusters, and the slowest of these is made as fast as can be: clusters meet
-    in averaging.
+    taken, then the one with the fewest clusters. With `settings.num_clusters` as many nodes are
+    used as fit into so many clusters, and the slowest of these is made as fast as can be: clusters
+    meet in averaging.
 
     Raises:
         NotEnoughMemoryError: no division fits.
@@ -96,7 +96,7 @@ class _Planner:
         self._is_small = NodeClasses(usable).num_states <= EXACT_STATES if usable else True
 
     def best(self, nodes: Sequence[NodeSpec]) -> tuple[Division, float, bool]:
-        """The division, its bound, and whether it is proven; `nodes` are all of them, for errors."""
+        """The division, its bound, and whether it is proven; `nodes` are all, for errors."""
         wanted = self._settings.num_clusters
         if wanted is not None:
             self._check_number(wanted, len(nodes))
@@ -195,13 +195,14 @@ def _listed(ids: Sequence[int]) -> str:
 def _usable(
     table: CostTable, nodes: Sequence[NodeSpec], settings: PlanningSettings
 ) -> tuple[list[NodeSpec], dict[int, str]]:
-    least = MemoryModel(table, settings, is_averaged=False).smallest_stage_bytes()
-    usable = [node for node in nodes if node.memory_bytes >= least]
+    memory = MemoryModel(table, settings, is_averaged=False)
+    least = {node.node_id: memory.on(node).smallest_stage_bytes() for node in nodes}
+    usable = [node for node in nodes if node.memory_bytes >= least[node.node_id]]
     unused = {
         node.node_id: f"it has {format_bytes(node.memory_bytes)}, and the smallest stage needs "
-        f"{format_bytes(least)}"
+        f"{format_bytes(least[node.node_id])}"
         for node in nodes
-        if node.memory_bytes < least
+        if node.memory_bytes < least[node.node_id]
     }
     return usable, unused
 
@@ -213,7 +214,7 @@ def _dealt(
     weight: Callable[[NodeSpec], float],
     max_stages: int,
 ) -> Division | None:
-    """A division into so many clusters by dealing out: largest first to the least loaded (Graham)."""
+    """So many clusters by dealing out: largest first to the least loaded (Graham 1969)."""
     ranked = sorted(nodes, key=lambda node: (-weight(node), node.node_id))
     kept, left_out = ranked[: number * max_stages], ranked[number * max_stages :]
     clusters = []
@@ -246,7 +247,7 @@ def _fitting(
 ) -> tuple[Cluster | None, list[NodeSpec]]:
     """The cluster of a group, without its smallest nodes where it fits only without them."""
     left: list[NodeSpec] = sorted(group, key=lambda node: (-node.memory_bytes, node.node_id))
-    left_out = []
+    left_out: list[NodeSpec] = []
     while left:
         cluster = search.best(left)
         if cluster is not None:

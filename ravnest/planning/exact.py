@@ -7,7 +7,7 @@ for nothing else can be better than its bound (delayed exactness, as in Benders'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,7 +117,8 @@ class ExactSearch:
             if not np.isfinite(values[subset]):
                 return None
             clusters = groupings.clusters(number, subset)
-            if not any([rates.made_exact(each) for each in clusters]):
+            changed = [rates.made_exact(each) for each in clusters]  # all of them, not until one
+            if not any(changed):
                 return self._division(rates, clusters)
 
     def _division(self, rates: _Rates, clusters: Sequence[int]) -> Division:

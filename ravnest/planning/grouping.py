@@ -45,7 +45,7 @@ class Groupings:
         return found
 
     def _first_clusters(self, subset: int) -> tuple[np.ndarray, np.ndarray]:
-        """Every cluster that has the first node, and what is left; the order of clusters is moot."""
+        """Every cluster that has the first node, and what is left: clusters have no order."""
         first = int(np.flatnonzero(self._subsets.digits[subset])[0])
         stride = int(self._subsets.strides[first])
         others = self._subsets.parts(subset - stride)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,10 +10,10 @@ import numpy as np
 
 from ravnest.plan.model import NodeSpec
 from ravnest.planning.memory import MemoryModel
-from ravnest.planning.pace import Pace, Traits
+from ravnest.planning.pace import Pace, Traits, is_accelerated
 from ravnest.planning.settings import PlanningSettings
 from ravnest.planning.stages import Cutting, StageTimes, cut_into_stages
-from ravnest.planning.subsets import Arrangement, Subsets, along, best_arrangement, step_time_of
+from ravnest.planning.subsets import Arrangement, along, best_arrangement, step_time_of
 from ravnest.planning.table import CostTable
 
 EXACT_STATES = 12 * 2**12
@@ -24,7 +25,7 @@ SEARCH_BOUNDARIES = 48
 _FINER = (256, 1024)
 _REFINED = 160  # boundaries around the cuts that were found
 
-_Key = tuple[float, float, float, float]
+_Key = tuple[float, float, float, float, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ class NodeClasses:
 
     @property
     def num_states(self) -> int:
-        """Pairs of a subset and its first node, as a float: there may be very many."""
-        return float(np.prod([count + 1.0 for count in self.counts])) * len(self.counts)
+        """Pairs of a subset and its first node."""
+        return math.prod(count + 1 for count in self.counts) * len(self.counts)
 
     def dealt_out(self, orders: Sequence[Sequence[int]]) -> list[tuple[NodeSpec, ...]]:
         """Nodes for clusters given as orders of classes; members of a class go around."""
@@ -171,4 +172,5 @@ def few_orders(nodes: Sequence[NodeSpec]) -> Iterator[tuple[NodeSpec, ...]]:
 
 def _key(node: NodeSpec) -> _Key:
     latency = -1.0 if node.latency_s is None else node.latency_s
-    return float(node.memory_bytes), node.bandwidth_bps, node.flops or 0.0, -latency
+    speed, memory = node.flops or 0.0, float(node.memory_bytes)
+    return memory, node.bandwidth_bps, speed, -latency, is_accelerated(node)

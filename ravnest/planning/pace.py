@@ -17,7 +17,7 @@ of either is never worse, so a dynamic programme over suffixes finds the best pl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from ravnest.planning.settings import (
     BACKWARD_AND_FORWARD,
     DEFAULT_FLOPS,
     DEFAULT_LATENCY_S,
-    FLOPS_PER_BYTE_WRITTEN,
     PlanningSettings,
 )
 from ravnest.planning.table import Bools, Floats, Ints
@@ -45,12 +44,14 @@ class Traits:
         rate: bytes per second of its link.
         latency_s: one-way delay of its link.
         memory: bytes it offers.
+        accelerated: these are an accelerator's.
     """
 
     flops: Floats
     rate: Floats
     latency_s: Floats
     memory: Floats
+    accelerated: Bools
 
     @classmethod
     def of(cls, nodes: Sequence[NodeSpec]) -> Traits:
@@ -60,6 +61,7 @@ class Traits:
             np.array([node.bandwidth_bps / _BITS_PER_BYTE for node in nodes], dtype=np.float64),
             np.array([latency_of(node) for node in nodes], dtype=np.float64),
             np.array([float(node.memory_bytes) for node in nodes], dtype=np.float64),
+            np.array([is_accelerated(node) for node in nodes], dtype=np.bool_),
         )
 
     def __len__(self) -> int:
@@ -68,7 +70,11 @@ class Traits:
     def take(self, index: Ints) -> Traits:
         """The traits at these indices, in any shape."""
         return Traits(
-            self.flops[index], self.rate[index], self.latency_s[index], self.memory[index]
+            self.flops[index],
+            self.rate[index],
+            self.latency_s[index],
+            self.memory[index],
+            self.accelerated[index],
         )
 
 
@@ -86,12 +92,14 @@ class Pace:
         self.num_clusters = num_clusters
         self.size = table.last + 1
         self.is_flushed = settings.schedule is Schedule.ONE_F_ONE_B
-        self.frequency = settings.update_frequency
+        self.frequency = settings.frequency
         self.periods = self.frequency - 1 if self.is_flushed else self.frequency
         # Ends of the graph send nothing: there the table has the inputs, which are at hand.
         inner = (np.arange(self.size) > 0) & (np.arange(self.size) < table.last)
-        self.activation_bytes: Floats = inner * table.forward_bytes * settings.activation_ratio
-        self.gradient_bytes: Floats = inner * table.backward_bytes * settings.gradient_ratio
+        activations = (inner * table.forward_bytes).astype(np.float64)
+        gradients = (inner * table.backward_bytes).astype(np.float64)
+        self.activation_bytes: Floats = activations * settings.activation_ratio
+        self.gradient_bytes: Floats = gradients * settings.gradient_ratio
         start, end = np.arange(self.size)[:, None], np.arange(self.size)[None, :]
         self.work: Floats = table.work[end] - table.work[start]
         self.update_flops: Floats
@@ -103,13 +111,12 @@ class Pace:
         if table.shared:
             self.sent_per_step = self.sent_per_step + memory.exchanged_bytes(start, end)
         self.is_stage: Bools = table.num_trained[end] > table.num_trained[start]
-        self._needed: dict[int, Floats] = {}
+        self._needed: dict[tuple[int, bool], Floats] = {}
 
     def _set_per_step(self, trained: Ints, fixed: Ints) -> None:
         """What stages [start, end] compute for an optimizer step, and send for averaging."""
         settings, number = self.memory.settings, self.num_clusters
-        states = 1.0 + settings.optimizer_states
-        self.update_flops = FLOPS_PER_BYTE_WRITTEN * states * trained
+        self.update_flops = settings.optimizer.step_work_per_byte * trained.astype(np.float64)
         share = 2.0 * (number - 1) / number / settings.steps_per_round
         self.sent_per_step = share * (trained + fixed)
 
@@ -118,30 +125,32 @@ class Pace:
         """Stages that a cluster has at most."""
         return self.size - 1
 
-    def needed(self, in_flight: int) -> Floats:
+    def needed(self, in_flight: int, *, accelerated: bool = False) -> Floats:
         """Peak bytes [start, end] of a stage that is `in_flight` from its leaf, inclusive.
 
         Infinite where the stage trains nothing. A stage that starts with the graph is the root, so
         the length of its cluster is known; of the others the part of the cluster before them is not
         and makes no difference.
         """
-        if in_flight not in self._needed:
-            needed = self._stage_bytes(in_flight)
+        key = in_flight, accelerated
+        if key not in self._needed:
+            memory = replace(self.memory, on_accelerator=accelerated)
+            needed = self._stage_bytes(memory, in_flight)
             if in_flight > 1:
                 needed[:, -1] = np.inf  # only the leaf ends with the graph
             else:
                 needed[:, :-1] = np.inf
-            self._needed[in_flight] = np.where(self.is_stage, needed, np.inf)
-        return self._needed[in_flight]
+            self._needed[key] = np.where(self.is_stage, needed, np.inf)
+        return self._needed[key]
 
-    def _stage_bytes(self, in_flight: int) -> Floats:
+    def _stage_bytes(self, memory: MemoryModel, in_flight: int) -> Floats:
         start, end = np.arange(self.size)[:, None], np.arange(self.size)[None, :]
-        needed = self.memory.stage_bytes(start, end, 1, in_flight + 1).astype(np.float64)
-        needed[0] = self.memory.stage_bytes(start[:1], end, 0, in_flight)[0]
+        needed = memory.stage_bytes(start, end, 1, in_flight + 1).astype(np.float64)
+        needed[0] = memory.stage_bytes(start[:1], end, 0, in_flight)[0]
         return needed
 
     def link_seconds(self, one: Traits, other: Traits) -> Floats:
-        """Both ways over a link per microbatch: nodes that broadcast, by boundary in the last axis."""
+        """Both ways per microbatch: nodes that broadcast, by boundary in the last axis."""
         rate = np.minimum(one.rate, other.rate)[..., None]
         num_bytes = self.activation_bytes + self.gradient_bytes
         delay = 2.0 * (one.latency_s + other.latency_s)[..., None]
@@ -154,7 +163,19 @@ class Pace:
 
     def fits(self, traits: Traits, in_flight: int) -> Bools:
         """Which stages fit: [node, start, end]."""
-        found: Bools = self.needed(in_flight) <= traits.memory[:, None, None]
+        return self._fitting(traits, in_flight, (slice(None), slice(None)))
+
+    def _fitting(
+        self, traits: Traits, in_flight: int, part: tuple[int | slice, slice]
+    ) -> Bools:
+        """Which of some stages [start, end] fit, by node in the first axis."""
+        plain = self.needed(in_flight)[part]
+        limit = traits.memory.reshape(-1, *([1] * plain.ndim))
+        found: Bools = plain <= limit
+        if traits.accelerated.any():
+            other = self.needed(in_flight, accelerated=True)[part]
+            is_other = traits.accelerated.reshape(limit.shape)
+            found = np.where(is_other, other <= limit, found)
         return found
 
     def stage(self, traits: Traits, in_flight: int, start: int) -> tuple[Floats, Floats, Bools]:
@@ -168,7 +189,7 @@ class Pace:
         computing = self.factor(in_flight) * self.work[start, after] / traits.flops[:, None]
         others = self.update_flops[start, after] / traits.flops[:, None]
         others = others + self.sent_per_step[start, after] / traits.rate[:, None]
-        fits = self.needed(in_flight)[start, after] <= traits.memory[:, None]
+        fits = self._fitting(traits, in_flight, (start, after))
         return computing, others, fits
 
     def prepend(
@@ -182,7 +203,8 @@ class Pace:
             start: boundary that the new stage starts at.
 
         Returns:
-            Both for the longer suffixes [row, label, boundary the suffix started at, from start + 1].
+            Both for the longer suffixes [row, label, boundary the suffix started at, from
+            start + 1].
         """
         computing, others, fits = self.stage(traits, in_flight, start)
         longer = loop[:, :, start + 1 :] + computing[:, None]
@@ -202,7 +224,12 @@ class Pace:
 
 def work_factor(settings: PlanningSettings, in_flight: int) -> float:
     """Operations of a microbatch over those of one forward and one backward pass."""
-    return 1.0 + settings.recomputes(in_flight) / BACKWARD_AND_FORWARD
+    return 1.0 + settings.recomputes(0, in_flight) / BACKWARD_AND_FORWARD
+
+
+def is_accelerated(node: NodeSpec) -> bool:
+    """Whether a node's memory is that of an accelerator."""
+    return node.device is not None and not node.device.startswith("cpu")
 
 
 def latency_of(node: NodeSpec) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -145,9 +146,10 @@ class LooseBoundaries(Pace):
         pairs = zip(self._low.tolist(), self._high.tolist(), strict=True)
         return np.array([values[low : high + 1].min() for low, high in pairs])
 
-    def _stage_bytes(self, in_flight: int) -> Floats:
-        at_end, at_start = self._full.parts(1, in_flight + 1)
-        root_end, root_start = self._full.parts(0, in_flight)
+    def _stage_bytes(self, memory: MemoryModel, in_flight: int) -> Floats:
+        whole = dataclasses.replace(self._full, on_accelerator=memory.on_accelerator)
+        at_end, at_start = whole.parts(1, in_flight + 1)
+        root_end, root_start = whole.parts(0, in_flight)
         needed = self._least(at_start.astype(np.float64))[:, None] + self._least(
             at_end.astype(np.float64)
         )

@@ -16,7 +16,6 @@ from ravnest.plan.model import NodeSpec, RingPlan
 from ravnest.plan.prediction import (
     ClusterPrediction,
     LinkPrediction,
-    MemoryBudget,
     PlannedRun,
     Prediction,
     StagePrediction,
@@ -30,12 +29,11 @@ from ravnest.planning.rings import owner_of
 from ravnest.planning.settings import (
     BACKWARD_AND_FORWARD,
     DEFAULT_FLOPS,
-    FLOPS_PER_BYTE_WRITTEN,
-    RUNTIME_FOOTPRINT_BYTES,
     PlanningSettings,
 )
 from ravnest.planning.table import CostTable
 from ravnest.planning.timing import (
+    ExchangeTime,
     LinkTime,
     PipelineTime,
     StageTime,
@@ -72,7 +70,7 @@ def predict(
     pipelines = [_Pipeline(model, memory, cluster) for cluster in formation.clusters]
     averaging = _Averaging(model, formation, rings)
     per_step_s = averaging.seconds / settings.steps_per_round
-    frequency, samples = settings.update_frequency, model.samples_per_microbatch
+    frequency, samples = settings.frequency, model.samples_per_microbatch
     rates = [frequency * samples / max(each.step_s + per_step_s, 1e-9) for each in pipelines]
     links = [link for each in pipelines for link in each.links(per_step_s)]
     slowest_s = max(each.step_s for each in pipelines) + per_step_s
@@ -118,12 +116,12 @@ def _first_dimensions(value: Any) -> Iterator[int]:
 
 
 def pipeline_time(
-    memory: MemoryModel, cluster: Cluster, exchange_s: Sequence[float]
+    memory: MemoryModel, cluster: Cluster, exchanged: Mapping[tuple[int, int], int]
 ) -> PipelineTime:
     """The time model of a cluster.
 
     Args:
-        exchange_s: per stage the seconds per optimizer step for parameters of several stages.
+        exchanged: bytes per optimizer step between stages that use the same parameters.
     """
     table, settings = memory.table, memory.settings
     cuts = np.searchsorted(table.positions, cluster.cutting.cuts).tolist()
@@ -135,8 +133,8 @@ def pipeline_time(
         total = work_factor(settings, size - k) * work / flops
         forward = work / BACKWARD_AND_FORWARD / flops
         trained = float(table.trained_bytes[end] - table.trained_bytes[start])
-        update = FLOPS_PER_BYTE_WRITTEN * (1 + settings.optimizer_states) * trained / flops
-        stages.append(StageTime(forward, total - forward, update, exchange_s[k]))
+        update = settings.optimizer.step_work_per_byte * trained / flops
+        stages.append(StageTime(forward, total - forward, update))
     links = []
     for k, boundary in enumerate(cuts[1:-1]):
         rate = _rate(nodes[k], nodes[k + 1])
@@ -147,35 +145,18 @@ def pipeline_time(
                 latency_of(nodes[k]) + latency_of(nodes[k + 1]),
             )
         )
-    return PipelineTime(settings.schedule, settings.update_frequency, tuple(stages), tuple(links))
-
-
-def memory_budget(
-    memory: MemoryModel, start: int, end: int, index: int, num_stages: int
-) -> MemoryBudget:
-    """The predicted peak of a stage, in parts."""
-    table, states = memory.table, memory.settings.optimizer_states
-    trained = int(table.trained_bytes[end] - table.trained_bytes[start])
-    fixed = int(table.fixed_bytes[end] - table.fixed_bytes[start])
-    stashed = memory.settings.schedule.stashed_versions(index, num_stages)
-    needed = memory.stage_bytes(np.array(start), np.array(end), index, num_stages)
-    parts = MemoryBudget(
-        parameters=trained + fixed,
-        gradients=trained,
-        optimizer=states * trained,
-        stashed=stashed * trained,
-        averaging=memory.is_averaged * (trained + fixed),
-        activations=int(table.saved_bytes[end] - table.saved_bytes[start]) * (num_stages - index),
-        workspace=0,
-        communication=0,
-        runtime=RUNTIME_FOOTPRINT_BYTES,
+    exchanges = tuple(
+        ExchangeTime(
+            owner,
+            holder,
+            num_bytes / _rate(nodes[owner], nodes[holder]),
+            latency_of(nodes[owner]) + latency_of(nodes[holder]),
+        )
+        for (owner, holder), num_bytes in exchanged.items()
+        if owner < holder
     )
-    rest = int(needed) - parts.total
-    return MemoryBudget(
-        **{
-            name: getattr(parts, name) for name in MemoryBudget.__slots__ if name != "communication"
-        },
-        communication=rest,
+    return PipelineTime(
+        settings.schedule, settings.frequency, tuple(stages), tuple(links), exchanges
     )
 
 
@@ -187,10 +168,10 @@ def _rate(one: NodeSpec, other: NodeSpec) -> float:
 def _run(settings: PlanningSettings, samples: int) -> PlannedRun:
     return PlannedRun(
         schedule=str(settings.schedule),
-        update_frequency=settings.update_frequency,
+        update_frequency=settings.frequency,
         samples_per_microbatch=samples,
         steps_per_round=settings.steps_per_round,
-        optimizer=f"{settings.optimizer_states} states per parameter",
+        optimizer=settings.optimizer.name,
         recompute=settings.recompute,
         compression=settings.compression,
     )
@@ -202,10 +183,7 @@ class _Pipeline:
     def __init__(self, model: PlannedModel, memory: MemoryModel, cluster: Cluster) -> None:
         self._memory, self._cluster = memory, cluster
         self._exchanged = _exchanged_bytes(model.stored, cluster.cutting.cuts)
-        sent = [0.0] * len(cluster.nodes)
-        for (source, target), num_bytes in self._exchanged.items():
-            sent[source] += num_bytes / _rate(cluster.nodes[source], cluster.nodes[target])
-        self._time = pipeline_time(memory, cluster, sent)
+        self._time = pipeline_time(memory, cluster, self._exchanged)
         self._state: SteadyState = steady_state(self._time)
 
     @property
@@ -219,7 +197,7 @@ class _Pipeline:
         for k, (node, time) in enumerate(zip(self._cluster.nodes, self._time.stages, strict=True)):
             yield StagePrediction(
                 node_id=node.node_id,
-                memory=memory_budget(self._memory, cuts[k], cuts[k + 1], k, size),
+                memory=self._memory.on(node).budget(cuts[k], cuts[k + 1], k, size),
                 forward_s=time.forward_s,
                 backward_s=time.backward_s,
                 update_s=time.update_s,
@@ -239,7 +217,7 @@ class _Pipeline:
                 (ahead, back, Traffic.ACTIVATIONS, activations, link.activation_s),
                 (back, ahead, Traffic.GRADIENTS, gradients, link.gradient_s),
             ):
-                load = settings.update_frequency * seconds / whole_s
+                load = settings.frequency * seconds / whole_s
                 yield LinkPrediction(
                     source, target, traffic, num_bytes, seconds, link.latency_s, load
                 )
@@ -256,7 +234,7 @@ class _Pipeline:
             )
 
     def cluster(self, cluster_id: int, samples: int) -> ClusterPrediction:
-        frequency = self._memory.settings.update_frequency
+        frequency = self._memory.settings.frequency
         return ClusterPrediction(
             cluster_id=cluster_id,
             step_time_s=self.step_s,
@@ -320,8 +298,9 @@ class _Averaging:
             for pair in pairs:
                 self._bytes[pair] = self._bytes.get(pair, 0) + num_bytes
                 sent_s[pair[0]] += num_bytes / slowest  # the slowest link paces the whole ring
-            delays = max(delays, max(self._latency(pair) for pair in pairs))
-        self.seconds = max(sent_s.values()) + 2 * (number - 1) * delays
+            delays = max(delays, *(self._latency(pair) for pair in pairs))
+        # Headers and votes go around the ring too: C - 1 hops each, as in either half of the rest.
+        self.seconds = max(sent_s.values()) + 4 * (number - 1) * delays
 
     def links(self, between_rounds_s: float) -> Iterator[LinkPrediction]:
         """From every member to the next; loads are shares of the time between two rounds."""

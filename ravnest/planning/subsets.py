@@ -3,8 +3,8 @@
 Built from the leaf. What a suffix of a pipeline is worth depends on the nodes in it, the first of
 them (for the link to the one before) and the boundary it starts at, for the stage at position k
 from the end has k microbatches in flight however long the pipeline gets. So a programme over
-(nodes, first node, boundary) in the manner of Held and Karp (1962) finds the best order and the best
-cuts at once. Nodes alike are one class: a subset says how many of each class are in it.
+(nodes, first node, boundary) in the manner of Held and Karp (1962) finds the best order and the
+best cuts at once. Nodes alike are one class: a subset says how many of each class are in it.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ def along(pace: Pace, traits: Traits, labels: int = 16) -> Arrangement | None:
 
 
 def step_time_of(pace: Pace, traits: Traits, boundaries: Sequence[int]) -> float:
-    """Seconds of an optimizer step of one pipeline by the closed form; infinite if it does not fit."""
+    """Seconds of an optimizer step by the closed form; infinite if the pipeline does not fit."""
     loop, excess = 0.0, 0.0
     size = len(traits)
     for index in range(size - 1, -1, -1):

@@ -1,15 +1,16 @@
 """The time model: how long an optimizer step of a pipeline takes, exactly, by its schedule.
 
-A stage computes one thing at a time, in the order of `ravnest.stage.schedule`. A node's uplink sends
-one message at a time, activations to the next node and gradients to the one before, in the order
-in which they are made; a message arrives one delay after it has been sent. Receiving is free, as
-links are full duplex and the sender already goes at the rate of the slower end. Such a system is a
-timed event graph, linear over (max, +) (Baccelli et al., "Synchronization and Linearity", 1992):
+A stage computes one thing at a time, in the order of `ravnest.stage.schedule`. A node's uplink
+sends one message at a time, activations to the next node and gradients to the one before, in the
+order in which they are made; a message arrives one delay after it has been sent. Receiving is free,
+as links are full duplex and the sender already goes at the rate of the slower end. Such a system is
+a timed event graph, linear over (max, +) (Baccelli et al., "Synchronization and Linearity", 1992):
 its completion times follow from each other, and in the long run they repeat.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,13 +31,11 @@ class StageTime:
         forward_s: forward pass of one microbatch.
         backward_s: backward pass of one microbatch, recomputation included.
         update_s: one optimizer step.
-        exchange_s: sending, per optimizer step, what keeps parameters equal that others use too.
     """
 
     forward_s: float
     backward_s: float
     update_s: float = 0.0
-    exchange_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,26 @@ class LinkTime:
 
 
 @dataclass(frozen=True, slots=True)
+class ExchangeTime:
+    """Parameters that an earlier stage owns and a later one uses, once per optimizer step.
+
+    The holder sends their gradient after its last backward pass of the step, and the owner's step
+    waits for it; the owner sends the new values, and the holder waits for them before the first
+    microbatch that the owner computed with them.
+
+    Attributes:
+        owner, holder: stages.
+        seconds: sending either.
+        latency_s: one-way delay.
+    """
+
+    owner: int
+    holder: int
+    seconds: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineTime:
     """Everything that the step time of a cluster depends on.
 
@@ -62,12 +81,14 @@ class PipelineTime:
         stages: from root to leaf.
         links: between stages k and k + 1; one fewer.
         update_frequency: microbatches per optimizer step.
+        exchanges: of parameters that several stages use.
     """
 
     schedule: Schedule
     update_frequency: int
     stages: tuple[StageTime, ...]
     links: tuple[LinkTime, ...]
+    exchanges: tuple[ExchangeTime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +175,7 @@ def _step_time(pipeline: PipelineTime) -> float:
         return ends[-1] - ends[-2]
     drain = -(-size // pipeline.update_frequency)  # the last steps run ahead: nothing follows them
     ends = _step_ends(pipeline, min(_MAX_STEPS, 8 * size) + drain)[:-drain]
-    return _long_run([later - earlier for earlier, later in zip(ends, ends[1:], strict=False)])
+    return _long_run([later - earlier for earlier, later in itertools.pairwise(ends)])
 
 
 def _long_run(steps: Sequence[float]) -> float:
@@ -196,6 +217,9 @@ class _Run:
         self._uplink = [0.0] * self.size  # when its uplink is free
         self._activations: list[list[float]] = [[] for _ in range(self.size)]  # arrivals, in order
         self._gradients: list[list[float]] = [[] for _ in range(self.size)]
+        self._exchanges = [_Exchange(each) for each in pipeline.exchanges]
+        self._frequency = pipeline.update_frequency
+        self._num_steps = [0] * self.size
 
     def advance(self, stage: int) -> bool:
         """Does what the stage can do now; True when it has done everything."""
@@ -209,39 +233,85 @@ class _Run:
         return True
 
     def _arrival(self, stage: int, action: Action) -> float | None:
-        if action.kind is ActionKind.FORWARD and stage > 0:
-            came = self._activations[stage]
-        elif action.kind is ActionKind.BACKWARD and stage + 1 < self.size:
-            came = self._gradients[stage]
+        """When all that an action takes has come; None when some of it is not on its way yet."""
+        needed: list[float | None] = [0.0]
+        if action.kind is ActionKind.FORWARD:
+            if stage > 0:
+                needed.append(_at(self._activations[stage], action.number))
+            held = (each for each in self._exchanges if each.time.holder == stage)
+            needed += [each.values_for(action.number) for each in held]
+        elif action.kind is ActionKind.BACKWARD:
+            if stage + 1 < self.size:
+                needed.append(_at(self._gradients[stage], action.number))
         else:
-            return 0.0
-        return came[action.number] if action.number < len(came) else None
+            owned = (each for each in self._exchanges if each.time.owner == stage)
+            needed += [_at(each.gradients, action.number) for each in owned]
+        known = [each for each in needed if each is not None]
+        return max(known) if len(known) == len(needed) else None
 
     def _do(self, stage: int, action: Action, start: float) -> None:
         time = self._stages[stage]
-        if action.kind is ActionKind.FORWARD:
-            end = start + time.forward_s
-            if stage + 1 < self.size:
-                link = self._links[stage]
-                sent = self._send(stage, end, link.activation_s)
-                self._activations[stage + 1].append(sent + link.latency_s)
-        elif action.kind is ActionKind.BACKWARD:
-            end = start + time.backward_s
-            if stage > 0:
-                link = self._links[stage - 1]
-                sent = self._send(stage, end, link.gradient_s)
-                self._gradients[stage - 1].append(sent + link.latency_s)
-        else:
-            end = start + time.update_s
-            self._send(stage, end, time.exchange_s)
-            if stage == 0:
-                self.step_ends.append(end)
+        match action.kind:
+            case ActionKind.FORWARD:
+                end = start + time.forward_s
+                self._note_versions(stage)
+                if stage + 1 < self.size:
+                    link = self._links[stage]
+                    sent = self._send(stage, end, link.activation_s)
+                    self._activations[stage + 1].append(sent + link.latency_s)
+            case ActionKind.BACKWARD:
+                end = start + time.backward_s
+                if stage > 0:
+                    link = self._links[stage - 1]
+                    sent = self._send(stage, end, link.gradient_s)
+                    self._gradients[stage - 1].append(sent + link.latency_s)
+                if (action.number + 1) % self._frequency == 0:
+                    self._send_shared(stage, end, of_owner=False)
+            case ActionKind.STEP:
+                end = start + time.update_s
+                self._num_steps[stage] += 1
+                self._send_shared(stage, end, of_owner=True)
+                if stage == 0:
+                    self.step_ends.append(end)
         self._clock[stage] = end
+
+    def _note_versions(self, stage: int) -> None:
+        for each in self._exchanges:
+            if each.time.owner == stage:
+                each.versions.append(self._num_steps[stage])
+
+    def _send_shared(self, stage: int, ready: float, *, of_owner: bool) -> None:
+        for each in self._exchanges:
+            if stage == (each.time.owner if of_owner else each.time.holder):
+                sent = self._send(stage, ready, each.time.seconds)
+                came = each.values if of_owner else each.gradients
+                came.append(sent + each.time.latency_s)
 
     def _send(self, stage: int, ready: float, seconds: float) -> float:
         sent = max(self._uplink[stage], ready) + seconds
         self._uplink[stage] = sent
         return sent
+
+
+class _Exchange:
+    """When the messages of an exchange arrive, in order of steps."""
+
+    def __init__(self, time: ExchangeTime) -> None:
+        self.time = time
+        self.gradients: list[float] = []
+        self.values: list[float] = []
+        self.versions: list[int] = []  # steps the owner had made, by microbatch
+
+    def values_for(self, microbatch: int) -> float | None:
+        """When the values are there that the owner computed a microbatch with."""
+        version = self.versions[microbatch] if microbatch < len(self.versions) else None
+        if version is None:
+            return None
+        return 0.0 if version == 0 else _at(self.values, version - 1)
+
+
+def _at(arrivals: Sequence[float], number: int) -> float | None:
+    return arrivals[number] if number < len(arrivals) else None
 
 
 class _Peekable:

@@ -258,6 +258,35 @@ def spectral() -> nn.Module:
     return nn.Sequential(spectral_norm(nn.Linear(8, 8)), nn.Tanh(), nn.Linear(8, 3))
 
 
+class Rotary(nn.Module):
+    """Causal and padding mask, rotary tables and a distance that a buffer holds, in each layer."""
+
+    frequencies: torch.Tensor
+    slopes: torch.Tensor
+
+    def __init__(self, width: int = 8, layers: int = 3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, width)
+        self.layers = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(layers))
+        frequencies = 1.0 / 100 ** (torch.arange(0, width, 2) / width)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.register_buffer("slopes", torch.tensor([0.25]))
+
+    def forward(self, ids: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        place = torch.arange(ids.shape[1], device=ids.device)
+        angles = place[:, None].float() @ self.frequencies[None]
+        cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+        visible = (place[None] <= place[:, None]) & padding.bool()[:, None]
+        distance = (place[:, None] - place[None]).abs() * self.slopes
+        hidden = self.embedding(ids)
+        for layer in self.layers:
+            q, k, v = layer(hidden).chunk(3, -1)
+            q, k = (x * cos + x.roll(4, -1) * sin for x in (q, k))
+            scores = (q @ k.transpose(1, 2) - distance).masked_fill(~visible, -1e9)
+            hidden = hidden + torch.softmax(scores, -1) @ v
+        return hidden
+
+
 @dataclass
 class TwoOutputs:
     """A nested output that is neither tuple nor dict."""
@@ -300,6 +329,9 @@ CASES: dict[str, Case] = {
             nn.TransformerEncoderLayer(16, 4, 32), 2, enable_nested_tensor=False
         ),
         lambda b: ((torch.randn(6, b, 16),), {}),
+    ),
+    "rotary": Case(
+        Rotary, lambda b: ((_ids(b, 24),), {"padding": torch.arange(24).expand(b, 24) < 20})
     ),
     "modes_differ": Case(ModesDiffer, _vector),
 }

@@ -104,6 +104,15 @@ EDITS: dict[str, tuple[Edit, str]] = {
         r"kwargs: aten.* does not take",
     ),
     "many_arguments": (lambda d: _first_node(d)["args"].extend([1] * 50), "arguments, aten"),
+    "string_for_tensor": (
+        lambda d: _first_node(d)["args"].__setitem__(0, "x"),
+        r"train.nodes\[1\].args: aten.* takes .*Tensor.* as '.*', not 'x'",
+    ),
+    "tensor_list_for_tensor": (
+        lambda d: _first_node(d)["args"].__setitem__(0, [1.0]),
+        r"takes .*Tensor.* as '.*', not \[1.0\]",
+    ),
+    "too_few_arguments": (lambda d: _first_node(d)["args"].clear(), "lacks its argument"),
     "reference": (lambda d: _first_node(d)["args"].insert(0, {"node": "no"}), "there is no node"),
     "state": (lambda d: _first_node(d)["args"].insert(0, {"state": "no"}), "there is no state"),
     "tag": (lambda d: _first_node(d)["args"].insert(0, {"eval": "1"}), "is no argument"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,19 @@ def test_a_torch_error_is_chained_and_shortened() -> None:
         capture_model(Outer(branching), (torch.randn(4, 8),))
     assert caught.value.__cause__ is not None
     assert "TORCH_LOGS" not in str(caught.value)
+
+
+def test_torch_does_not_print_its_graph_but_the_model_may_print(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def talking(x: torch.Tensor) -> torch.Tensor:
+        print("so says the model", file=sys.stderr)
+        return branching(x)
+
+    with pytest.raises(CaptureError):
+        capture_model(Outer(talking), (torch.randn(4, 8),))
+    said = capsys.readouterr().err.splitlines()
+    assert set(said) == {"so says the model"}
 
 
 def test_model_without_parameters() -> None:
