@@ -103,29 +103,32 @@ class _Planner:
             given = self._of_number(wanted)
             if given is None:
                 raise self._shortage(nodes, wanted)
-            return given, self._pool().bound(given.rate), False
+            return given, self._bound(given.rate), False
         found, bound, is_proven = self._best_of_any_number()
-        found = found or self._of_number(1)  # which knows how to leave out nodes until the rest fits
+        if found is not None:
+            return found, bound, is_proven
+        found = self._of_number(1)  # which knows how to leave out nodes until the rest fits
         if found is None:
             raise self._shortage(nodes, 1)
-        return found, bound, is_proven
+        return found, self._bound(found.rate), False
 
     def _best_of_any_number(self) -> tuple[Division | None, float, bool]:
         if not self._usable:
             return None, 0.0, False
         if not self._is_small:
-            found, bound = self._pool().best()
+            found, bound = LargePool(self._table, self._settings, self._usable).best()
             return found, bound, False
         divisions = ExactSearch(self._table, self._settings, self._usable, _NEAR).divisions()
         if not divisions:
-            return None, self._pool().bound(0.0), False
+            return None, 0.0, False
         best, fastest = _choice(divisions), max(each.rate for each in divisions)
         if self._table.last < SEARCH_BOUNDARIES and all(each.is_proven for each in divisions):
             return best, fastest, True
-        return best, self._pool().bound(fastest), False
+        return best, self._bound(fastest), False
 
-    def _pool(self) -> LargePool:
-        return LargePool(self._table, self._settings, self._usable)
+    def _bound(self, rate: float) -> float:
+        """A rate that no plan has more of, averaging charged as among two: more take longer."""
+        return LargePool(self._table, self._settings, self._usable, averaged_as=2).bound(rate)
 
     def _of_number(self, number: int) -> Division | None:
         if self._is_small and self._usable:

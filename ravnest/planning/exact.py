@@ -33,8 +33,8 @@ class Division:
     Attributes:
         rate: microbatches per second of all clusters.
         left_out: nodes in no cluster.
-        is_proven: no division along the boundaries that were looked at has a higher rate, or one with
-            so many clusters.
+        is_proven: no division into so many clusters has a higher rate, along the boundaries that
+            were looked at.
         averaged_as: clusters that averaging was charged for.
     """
 

@@ -3,10 +3,12 @@
 The linear programme over all clusters (how much of each to take, every node at most once) has far
 too many columns; good ones are found by prices of the nodes (Gilmore and Gomory 1961): the best
 clusters through every node by the shortest paths of `prices`, whose true rates then become columns.
-Prices first follow what the best cluster through a node is worth, then the duals of the
-programme; the best prices seen give the bound. Whole clusters come from an integer programme over the
-columns for some hundred nodes, and from rounding the linear one in rounds for more. HiGHS solves all of
-them (scipy), limited by nodes of its tree and never by time: the same pool gives the same plan.
+Prices start at what each node computes, and are multiplied by what the best cluster through it is
+worth over its price, until every node is in some cluster that is just worth its price: what the
+duals of the programme have, which could follow. The best prices seen give the bound. Whole
+clusters come from an integer programme over the columns for some hundred nodes, and from rounding
+the linear one in rounds for more. HiGHS solves them (scipy), limited by nodes of its tree and never
+by time: the same pool gives the same plan.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from scipy import optimize, sparse
 
 from ravnest.planning.labels import relaxed_pair
 from ravnest.planning.pace import Pace, Traits
-from ravnest.planning.prices import FIRST, Pricing, Window, valid_ratio
+from ravnest.planning.prices import FIRST, Pricing, valid_ratio
 from ravnest.planning.surveying import survey, surveyed
 from ravnest.planning.table import Floats, Ints
 
@@ -132,7 +134,7 @@ def search_pool(pace: Pace, traits: Traits, effort: Effort) -> Pool:
         for key, rate in seen.relaxed.items():
             loose[key] = max(rate, loose.get(key, 0.0))
         total = float(prices.sum() * seen.worth.max())
-        if total < bound:
+        if 0.0 < total < bound:
             bound, best = total, prices * seen.worth.max()
         if iteration < effort.by_worth:
             prices = np.maximum(alone, prices * np.clip(seen.worth, *_CHANGE))
@@ -184,8 +186,8 @@ def _dual(loose: dict[tuple[int, ...], float], alone: Floats) -> Floats:
     return np.asarray(result.x)
 
 
-def _relaxation(columns: Columns, keys: Sequence[tuple[int, ...]]) -> tuple[Floats, Floats]:
-    """How much of each cluster, and the prices of the nodes that go with it."""
+def _relaxation(columns: Columns, keys: Sequence[tuple[int, ...]]) -> Floats:
+    """How much of each cluster the linear programme takes."""
     result = optimize.linprog(
         -columns.rates(keys),
         A_ub=columns.matrix(keys),
@@ -193,7 +195,7 @@ def _relaxation(columns: Columns, keys: Sequence[tuple[int, ...]]) -> tuple[Floa
         bounds=(0, None),
         method="highs",
     )
-    return result.x, -result.ineqlin.marginals
+    return np.asarray(result.x)
 
 
 def _whole(columns: Columns) -> list[tuple[int, ...]]:
@@ -219,7 +221,7 @@ def _rounded(columns: Columns, keys: list[tuple[int, ...]]) -> list[tuple[int, .
     """Takes what the linear programme takes nearly whole, and asks it again about the rest."""
     chosen: list[tuple[int, ...]] = []
     while keys:
-        shares, duals = _relaxation(columns, keys)
+        shares = _relaxation(columns, keys)
         ranked = sorted(range(len(keys)), key=lambda index: (-shares[index], keys[index]))
         limit = min(_TAKEN, float(shares[ranked[0]]) - 1e-9)
         taken: set[int] = set()

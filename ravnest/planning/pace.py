@@ -165,9 +165,7 @@ class Pace:
         """Which stages fit: [node, start, end]."""
         return self._fitting(traits, in_flight, (slice(None), slice(None)))
 
-    def _fitting(
-        self, traits: Traits, in_flight: int, part: tuple[int | slice, slice]
-    ) -> Bools:
+    def _fitting(self, traits: Traits, in_flight: int, part: tuple[int | slice, slice]) -> Bools:
         """Which of some stages [start, end] fit, by node in the first axis."""
         plain = self.needed(in_flight)[part]
         limit = traits.memory.reshape(-1, *([1] * plain.ndim))

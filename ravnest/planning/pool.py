@@ -36,11 +36,20 @@ _LITTLE = Effort(by_worth=1)
 
 
 class LargePool:
-    """A pool too large for `exact`."""
+    """A pool too large for `exact`.
+
+    Args:
+        averaged_as: clusters that averaging is charged for.
+    """
 
     def __init__(
-        self, table: CostTable, settings: PlanningSettings, nodes: Sequence[NodeSpec]
+        self,
+        table: CostTable,
+        settings: PlanningSettings,
+        nodes: Sequence[NodeSpec],
+        averaged_as: int = MANY,
     ) -> None:
+        self._number = averaged_as
         self._table, self._settings = table, settings
         self._nodes = sorted(nodes, key=lambda node: node.node_id)
         self._traits = Traits.of(self._nodes)
@@ -48,10 +57,10 @@ class LargePool:
 
     def best(self) -> tuple[Division | None, float]:
         """The division, None where no cluster was found, and a rate that no plan has more of."""
-        several = search_pool(self._pace(MANY), self._traits, self._effort)
+        several = search_pool(self._pace(self._number), self._traits, self._effort)
         single = search_pool(self._pace(1), self._traits, _LITTLE)
         alone = [] if single.fastest is None else [single.fastest]
-        divisions = (self._division(several.clusters, MANY), self._division(alone, 1))
+        divisions = (self._division(several.clusters, self._number), self._division(alone, 1))
         found = max(
             (each for each in divisions if each is not None),
             key=lambda each: each.rate,
@@ -62,13 +71,13 @@ class LargePool:
 
     def bound(self, rate: float) -> float:
         """A rate that no plan has more of, when one with a rate is known."""
-        several = search_pool(self._pace(MANY), self._traits, self._effort)
+        several = search_pool(self._pace(self._number), self._traits, self._effort)
         return self._bound(rate, several, search_pool(self._pace(1), self._traits, _LITTLE))
 
     def _bound(self, rate: float, several: Pool, single: Pool) -> float:
         pricings = [several.pricing, single.pricing]
         if self._table.last > BOUNDARIES - 1:
-            loose = (LooseBoundaries(self._memory(number), number) for number in (MANY, 1))
+            loose = (LooseBoundaries(self._memory(number), number) for number in (self._number, 1))
             pricings = [Pricing(each, self._traits) for each in loose]
         bound = upper_bound(pricings[0], several.prices, self._effort.windows)
         return max(rate, min(max(bound, fastest_cluster(pricings[1])), self._total_speed()))
@@ -139,7 +148,8 @@ class LooseBoundaries(Pace):
     def _in_order(self) -> Bools:
         """Starts before ends; both may lie in one slice, but for those that are one boundary."""
         start, end = np.arange(self.size)[:, None], np.arange(self.size)[None, :]
-        return (start < end) | ((start == end) & (start > 0) & (start < self.size - 1))
+        found: Bools = (start < end) | ((start == end) & (start > 0) & (start < self.size - 1))
+        return found
 
     def _least(self, values: Floats) -> Floats:
         """The least value in each slice."""

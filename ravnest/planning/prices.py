@@ -398,7 +398,9 @@ def valid_ratio(pricing: Pricing, prices: Floats, windows: int) -> float:
         windows: how many windows are looked at; more make the ratio smaller.
     """
     prices = prices[pricing.order]
-    known = max(float((pricing.alone / prices).max()), float(_worth_of_pairs(pricing, prices).max()))
+    known = max(
+        float((pricing.alone / prices).max()), float(_worth_of_pairs(pricing, prices).max())
+    )
     if pricing.most_stages < FIRST:
         return known
     known = max(known, _beyond(pricing, prices))
