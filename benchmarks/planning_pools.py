@@ -41,18 +41,21 @@ def gpt(layers: int, width: int, *, samples: int, tokens: int = 512, vocabulary:
 
 
 def cnn(samples: int) -> GraphCosts:
-    """A residual network for images of 224 by 224: early blocks large in values, late ones in weights."""
+    """A residual network for images of 224 by 224: early layers large in values, late in weights.
+
+    Cut between pairs of bottleneck blocks.
+    """
     flops, saved, written, sizes, crossing = [], [], [], [], []
-    for stage, (blocks, channels, side) in enumerate(
-        ((3, 256, 56), (8, 512, 28), (23, 1024, 14), (3, 2048, 7))
+    for stage, (pairs, channels, side) in enumerate(
+        ((2, 256, 56), (4, 512, 28), (11, 1024, 14), (2, 2048, 7))
     ):
         inner = channels // 4
-        weights = inner * channels * 2 + inner * inner * 9
+        weights = 2 * (inner * channels * 2 + inner * inner * 9)
         values = samples * channels * side * side
-        for _ in range(blocks):
+        for _ in range(pairs):
             flops.append(2.0 * weights * samples * side * side)
-            saved.append(3 * values * _FP32 // 2)
-            written.append(3 * values * _FP32 // 2)
+            saved.append(3 * values * _FP32)
+            written.append(3 * values * _FP32)
             sizes.append(weights)
             crossing.append(values * _FP32)
         if stage == 3:

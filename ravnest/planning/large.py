@@ -26,13 +26,16 @@ from ravnest.planning.surveying import survey, surveyed
 from ravnest.planning.table import Floats, Ints
 
 _GUESS = 0.7  # of what a node computes alone goes into its first price
-_CHANGE = (0.5, 2.0)
+_CHANGE = (0.8, 2.0)
 _MOST_INTEGER = 200  # nodes up to which whole clusters come from an integer programme
 _TAKEN = 0.6
 _GAP = 1e-3
 _TREE = 50
 _NARROW = 1.1
-_FEW, _SOME, _MORE = 60, 100, 400
+_QUICK = 6  # windows that are halved to compare prices
+_PART = 0.3
+_LATE = 2  # of the first iterations, so many last ones are held against the bound
+_FEW, _SOME = 100, 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,8 @@ class Effort:
     def for_nodes(cls, number: int) -> Effort:
         """What takes a second or so up to 100 nodes, and ten up to 1,000; near the optimum anyway."""
         if number <= _FEW:
-            return cls(5, 1, 1.3, 24)
-        return cls(5, 1, 1.3, 32) if _SOME < number <= _MORE else cls(4, 0, 1.3, 20)
+            return cls(5, 2, 1.3, 24)
+        return cls(6, 1, 1.3, 24) if number <= _SOME else cls(7, 0, 1.35, 20)
 
 
 @dataclass(slots=True)
@@ -135,7 +138,7 @@ def search_pool(pace: Pace, traits: Traits, effort: Effort) -> Pool:
     """Clusters with much rate, and prices for a bound."""
     pricing = Pricing(pace, traits)
     kinds = max(surveyed(pricing), default=0)
-    if kinds > len(pricing.seconds):
+    if kinds > pricing.num_kinds:
         pricing = Pricing(pace, traits, kinds)
     alone = pricing.in_pool_order(pricing.alone)
     columns = Columns(pace, traits)
@@ -143,18 +146,22 @@ def search_pool(pace: Pace, traits: Traits, effort: Effort) -> Pool:
     prices = np.maximum(alone, _GUESS * traits.flops / pace.work[0, -1])
     bound, best = np.inf, prices
     loose: dict[tuple[int, ...], float] = {}
+    known: dict[float, float] = {}
     for iteration in range(effort.by_worth + effort.by_duals):
-        seen = survey(pricing, prices, effort.step)
+        if iteration == effort.by_worth:
+            known.clear()
+        seen = survey(pricing, prices, effort.step, known)
         columns.add(seen.clusters)
         for key, rate in seen.relaxed.items():
             loose[key] = max(rate, loose.get(key, 0.0))
-        total = float(prices.sum() * seen.worth.max())
-        if 0.0 < total < bound:
-            bound, best = total, prices * seen.worth.max()
+        if iteration >= effort.by_worth - _LATE:
+            ratio = valid_ratio(pricing, prices, _QUICK, loose)
+            if 0.0 < ratio * float(prices.sum()) < bound:
+                bound, best = ratio * float(prices.sum()), prices * ratio
         if iteration < effort.by_worth:
             prices = np.maximum(alone, prices * np.clip(seen.worth, *_CHANGE))
         else:
-            prices = (_dual(loose, alone) + best) / 2 if loose else best
+            prices = _PART * _dual(loose, alone) + (1 - _PART) * best if loose else best
     fastest = max(columns.found.values(), key=lambda each: each[1], default=None)
     return Pool(_whole(columns), None if fastest is None else fastest[0], best, pricing)
 
@@ -168,13 +175,15 @@ def fastest_cluster(pricing: Pricing) -> float:
     """A rate that no single cluster has more of."""
     pace = pricing.pace
     best = max(float(pricing.alone.max()), float(pricing.pairs.max(initial=0.0)))
-    if pricing.most_stages < FIRST:
+    if pricing.first > FIRST and pricing.most_stages >= FIRST:
+        best = max(best, float(pricing.triples.max()))
+    if pricing.most_stages < pricing.first:
         return best
-    stages = np.arange(FIRST, pricing.most_stages + 1)
+    stages = np.arange(pricing.first, pricing.most_stages + 1)
     for window in pricing.windows(_NARROW):
         possible = np.array([pricing.is_possible(window, each) for each in stages.tolist()])
         if possible.any():
-            loops = pricing.least_loops(window)[FIRST:]
+            loops = pricing.least_loops(window)[pricing.first :]
             step_s = pace.is_flushed * loops + window.low_s
             rates = np.where(possible, pace.microbatch_rate(step_s), 0.0)
             best = max(best, float(rates.max()))

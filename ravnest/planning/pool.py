@@ -19,7 +19,7 @@ from ravnest.planning.settings import PlanningSettings
 from ravnest.planning.subsets import along
 from ravnest.planning.table import Bools, CostTable, Floats, Ints
 
-BOUNDARIES = 25
+BOUNDARIES = 27
 """Boundaries that the search in a large pool looks at."""
 
 MANY = 10**6

@@ -32,18 +32,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from ravnest.planning.pace import Pace, Traits
-from ravnest.planning.table import Floats, Ints
+from ravnest.planning.table import Bools, Floats, Ints
 
 FIRST = 3
-"""Stages of the smallest clusters that are bounded; those of fewer are known."""
+"""Stages of the smallest clusters that are bounded in pools of any size; those of fewer are known."""
+
+_TRIPLES = 100
+"""Nodes up to which clusters of three are known as well."""
 
 _KINDS = 6
-_RATE_CLASSES = 8
-_WIDEST = 1.25
+_RATE_CLASSES = 12
+_WIDEST = 1.4
 _NARROWEST = 1.005
 _LONGEST = 10  # stages whose L_0 the flattest slope is made for
-_STEEPER = 1.7
-_NUM_SLOPES = 8
+_STEEPER = 1.8
+_NUM_SLOPES = 7
 _PROMISING = 0.6
 _TINY = 1e-300
 
@@ -80,19 +83,31 @@ class Pricing:
         others = pace.update_flops[self.start, self.end][:, None] / traits.flops
         others = others + pace.sent_per_step[self.start, self.end][:, None] / traits.rate
         sides = (self.start > 0).astype(np.float64) + (self.end < pace.size - 1)
-        self.seconds: list[Floats] = []  # a_k without bytes on links: [pair, node]
-        self.excess: list[Floats] = []  # E_k, of computing alone
-        for in_flight in range(1, min(self.most_stages, max(_KINDS, kinds)) + 1):
-            computing = pace.factor(in_flight) * pace.work[self.start, self.end][:, None]
-            computing = computing / traits.flops
-            fits = pace.fits(traits, in_flight)[:, self.start, self.end].T
-            delays = 2.0 * sides[:, None] * traits.latency_s
-            self.seconds.append(np.where(fits, computing + delays, np.inf))
-            self.excess.append(pace.periods * computing + others)
+        delays = 2.0 * sides[:, None] * traits.latency_s
+        work = pace.work[self.start, self.end][:, None] / traits.flops
+        # A leaf never recomputes, other stages may.
+        factors = sorted({pace.factor(1), pace.factor(2)})
+        self.computing = [factor * work for factor in factors]  # C_k: [pair, node]
+        self.seconds = [each + delays for each in self.computing]  # a_k without bytes on links
+        self.excess = [pace.periods * each + others for each in self.computing]  # E_k of those
+        self.num_kinds = min(self.most_stages, max(_KINDS, kinds))
+        places = range(1, self.num_kinds + 1)
+        self.fits = [pace.fits(traits, place)[:, self.start, self.end].T for place in places]
+        self.fitting = [self._numbers_fitting(each) for each in self.fits]
+        self.first = 4 if len(traits) <= _TRIPLES else 3
         self._least_loops: dict[float, Floats] = {}
         whole = self.pair(0, pace.size - 1)
-        alone = pace.step_time(self.seconds[0][whole], self.excess[0][whole])
-        self.alone: Floats = np.where(np.isfinite(alone), pace.microbatch_rate(alone), 0.0)
+        step_s = pace.step_time(self.computing[0][whole], self.excess[0][whole])
+        rates = pace.microbatch_rate(step_s)
+        self.alone: Floats = np.where(self.fits[0][whole], rates, 0.0)
+
+    def variant(self, kind: int) -> int:
+        """Index of the seconds of stages of a kind, the position from the leaf less one."""
+        return min(kind, len(self.seconds) - 1)
+
+    def _numbers_fitting(self, fits: Bools) -> Ints:
+        """How many nodes of each class fit, which are its first: [pair, class]."""
+        return np.add.reduceat(fits.astype(np.int64), self.offsets, axis=1)
 
     @functools.cached_property
     def pairs(self) -> Floats:
@@ -109,34 +124,83 @@ class Pricing:
             first, last = self.pair(0, cut), self.pair(cut, pace.size - 1)
             if first < 0 or last < 0:
                 continue
-            fits = np.isfinite(self.seconds[1][first])[:, None] & np.isfinite(self.seconds[0][last])
+            fits = self.fits[1][first][:, None] & self.fits[0][last]
             if not fits.any():
                 continue
-            root_s, leaf_s = self._computing(1, first)[:, None], self._computing(0, last)
+            root = self.variant(1)
+            root_s, leaf_s = self.computing[root][first][:, None], self.computing[0][last]
             loop = root_s + leaf_s + num_bytes[cut] / slower + delay
             longer = pace.periods * np.maximum(0.0, loop / 2 - root_s)
-            excess = np.maximum(self.excess[1][first][:, None] + longer, self.excess[0][last])
+            excess = np.maximum(self.excess[root][first][:, None] + longer, self.excess[0][last])
             np.minimum(best, np.where(fits, pace.is_flushed * loop + excess, np.inf), out=best)
         np.fill_diagonal(best, np.inf)
         return np.where(np.isfinite(best), pace.microbatch_rate(best), 0.0)
 
-    def _computing(self, kind: int, pair: int) -> Floats:
-        work = self.pace.work[self.start[pair], self.end[pair]]
-        found: Floats = self.pace.factor(kind + 1) * work / self.traits.flops
-        return found
+    @functools.cached_property
+    def triples(self) -> Floats:
+        """Microbatches per second of every three nodes, from root to leaf; 0 where none fit."""
+        pace, number = self.pace, len(self.order)
+        best = np.full((number, number, number), np.inf)
+        cuts = itertools.combinations(range(1, pace.size - 1), 2) if self.most_stages > 2 else ()
+        slower = np.minimum(self.traits.rate[:, None], self.traits.rate)
+        delay = 2.0 * (self.traits.latency_s[:, None] + self.traits.latency_s)
+        num_bytes = pace.activation_bytes + pace.gradient_bytes
+        for low, high in cuts:
+            pairs = self.pair(0, low), self.pair(low, high), self.pair(high, pace.size - 1)
+            if min(pairs) >= 0:
+                one, other = (num_bytes[cut] / slower + delay for cut in (low, high))
+                self._improve_triples(best, pairs, one, other)
+        nodes = np.arange(number)
+        for same in ((nodes, nodes), (nodes, slice(None), nodes), (slice(None), nodes, nodes)):
+            best[same] = np.inf
+        return np.where(np.isfinite(best), pace.microbatch_rate(best), 0.0)
+
+    def _improve_triples(
+        self, best: Floats, pairs: tuple[int, int, int], one: Floats, other: Floats
+    ) -> None:
+        """Takes in one way to cut, given the seconds on both links."""
+        pace = self.pace
+        fits = [self.fits[2 - k][pair] for k, pair in enumerate(pairs)]
+        if not all(each.any() for each in fits):
+            return
+        variants = [self.variant(2), self.variant(1), 0]
+        root, middle, leaf = (
+            self.computing[v][pair] for v, pair in zip(variants, pairs, strict=True)
+        )
+        excess = [self.excess[v][pair] for v, pair in zip(variants, pairs, strict=True)]
+        loop = middle[:, None] + leaf + other
+        longer = pace.periods * np.maximum(0.0, loop / 2 - middle[:, None])
+        tail = np.maximum(excess[1][:, None] + longer, excess[2])
+        tail[~(fits[1][:, None] & fits[2])] = np.inf
+        whole, own = np.empty_like(loop), np.empty_like(loop)
+        for node in np.flatnonzero(fits[0]).tolist():  # in place: this is most of the time
+            np.add(loop, (root[node] + one[node])[:, None], out=whole)
+            np.multiply(whole, pace.periods / 3, out=own)
+            np.maximum(own, pace.periods * root[node], out=own)
+            own += excess[0][node] - pace.periods * root[node]
+            np.maximum(own, tail, out=own)
+            if pace.is_flushed:
+                own += whole
+            np.minimum(best[node], own, out=best[node])
 
     def _classify(self, traits: Traits) -> None:
-        """Classes of link rates, each as fast as its fastest member; nodes in order of class."""
+        """Classes of link rates, each as fast as its fastest member, and of kinds of memory.
+
+        Nodes are put in order of class, and in a class in descending order of memory.
+        """
         rates = np.unique(traits.rate)
         if len(rates) > _RATE_CLASSES:
             cuts = np.linspace(0, len(rates) - 1, _RATE_CLASSES + 1)[1:].round().astype(int)
             rates = rates[np.unique(cuts)]
-        classes = np.searchsorted(rates, traits.rate)
-        self.order: Ints = np.argsort(classes, kind="stable")
-        self.classes: Ints = classes[self.order]
+        of_rate = np.searchsorted(rates, traits.rate)
+        both = 2 * of_rate + traits.accelerated
+        self.order: Ints = np.lexsort((np.arange(len(both)), -traits.memory, both))
         self.traits = traits.take(self.order)
-        self.offsets: Ints = np.searchsorted(self.classes, np.arange(len(rates)))
-        slower = np.minimum(rates[:, None], rates[None, :])
+        kinds, self.offsets, self.classes = np.unique(
+            both[self.order], return_index=True, return_inverse=True
+        )
+        own = rates[kinds // 2]
+        slower = np.minimum(own[:, None], own[None, :])
         num_bytes = self.pace.activation_bytes + self.pace.gradient_bytes
         self.links: Floats = num_bytes / slower[..., None]  # [class, class, boundary]
 
@@ -174,15 +238,18 @@ class Pricing:
         """The shortest L_0 of clusters of each number of stages that keep to a window."""
         if window.high_s not in self._least_loops:
             free = Paths(self, np.zeros(len(self.order)), Window(0.0, window.high_s, (1.0,)))
-            found = [np.inf] * FIRST
-            found += [float(free.least(each)[0]) for each in range(FIRST, self.most_stages + 1)]
+            sizes = range(self.first, self.most_stages + 1)
+            found = [np.inf] * self.first + [float(free.least(each)[0]) for each in sizes]
             self._least_loops[window.high_s] = np.array(found)
         return self._least_loops[window.high_s]
 
-    def allowed(self, window: Window, kind: int) -> Floats:
+    def allowed(self, window: Window) -> list[Floats]:
         """Seconds of stages, infinite where they do not keep to a window."""
-        keeps = self.excess[kind] <= window.high_s * (1 + 1e-9)
-        return np.where(keeps, self.seconds[kind], np.inf)
+        limit = window.high_s * (1 + 1e-9)
+        return [
+            np.where(excess <= limit, seconds, np.inf)
+            for seconds, excess in zip(self.seconds, self.excess, strict=True)
+        ]
 
     def is_possible(self, window: Window, stages: int) -> bool:
         """Whether the paths of the bound let any cluster of so many stages be in a window."""
@@ -209,10 +276,10 @@ class Pricing:
         """What the bound takes for the rate of a cluster, no node's memory looked at."""
         stages, loop, excess = len(chain), 0.0, 0.0
         for index, node in enumerate(chain):
-            kind = min(stages - index, len(self.seconds)) - 1
+            variant = self.variant(stages - index - 1)
             pair = self.pair(cuts[index], cuts[index + 1])
-            loop += float(self.seconds[kind][pair, node])
-            excess = max(excess, float(self.excess[kind][pair, node]))
+            loop += float(self.seconds[variant][pair, node])
+            excess = max(excess, float(self.excess[variant][pair, node]))
             if index:
                 one, other = self.classes[chain[index - 1]], self.classes[node]
                 loop += float(self.links[one, other, cuts[index]])
@@ -231,24 +298,33 @@ class Paths:
         self._size = pricing.pace.size
         self.slopes = np.array(window.slopes)
         self._links = self.slopes[:, None, None, None] * pricing.links
-        kinds = range(len(pricing.seconds))
-        self._stage = [self._by_class(pricing.allowed(window, kind)) for kind in kinds]
+        self._seconds = pricing.allowed(window)
+        shape = (len(self.slopes), len(pricing.offsets), self._size, self._size)
+        self._stage = [np.full(shape, np.inf) for _ in range(pricing.num_kinds)]
+        for variant in range(len(self._seconds)):
+            self._fill(variant)
         last = np.full((len(self.slopes), self._size, pricing.links.shape[0]), np.inf)
         last[:, -1] = 0.0
         self._onward = [last]  # by position from the leaf: [slope, boundary, class]
         self._before: dict[int, dict[int, Floats]] = {}
 
-    def _by_class(self, seconds: Floats) -> Floats:
-        """The cheapest node of each class: [slope, class, start, end]."""
-        p = self._p
-        shape = (len(self.slopes), self._links.shape[1], self._size, self._size)
-        found = np.full(shape, np.inf)
+    def _fill(self, variant: int) -> None:
+        """The cheapest node of each class for every stage: [slope, class, start, end] by kind."""
+        p, seconds = self._p, self._seconds[variant]
         kept = np.flatnonzero(np.isfinite(seconds).any(axis=1))
+        ends = [*p.offsets[1:].tolist(), len(p.classes)]
+        kinds = [k for k in range(p.num_kinds) if p.variant(k) == variant]
         for k, slope in enumerate(self.slopes.tolist()):
             costs = _weighed(self._prices, slope, seconds[kept])
-            least = np.minimum.reduceat(costs, p.offsets, axis=1)
-            found[k][:, p.start[kept], p.end[kept]] = least.T
-        return found
+            for low, high in zip(p.offsets.tolist(), ends, strict=True):
+                part = costs[:, low:high]
+                np.minimum.accumulate(part, axis=1, out=part)
+            for kind in kinds:
+                number = p.fitting[kind][kept]
+                column = p.offsets + np.maximum(number, 1) - 1
+                least = np.take_along_axis(costs, column, axis=1)
+                least[number == 0] = np.inf
+                self._stage[kind][k][:, p.start[kept], p.end[kept]] = least.T
 
     def _kind(self, place: int) -> int:
         return min(place, len(self._stage)) - 1
@@ -268,13 +344,25 @@ class Paths:
         found: Floats = (root + self.onward(stages)).min(axis=(1, 2))
         return found
 
-    def ratio(self) -> float:
-        """The largest rate over price of a cluster in the window, at most; pairs left out."""
-        worst = 0.0
-        for stages in range(FIRST, self._p.most_stages + 1):
+    def ratio(self) -> tuple[float, int]:
+        """The largest rate over price of a larger cluster in the window, and of how many stages."""
+        worst, size = 0.0, self._p.first
+        for stages in range(self._p.first, self._p.most_stages + 1):
             if self._p.is_possible(self.window, stages):
-                worst = max(worst, self._ratio(stages, self.least(stages)))
-        return worst
+                ratio = self._ratio(stages, self.least(stages))
+                if ratio > worst:
+                    worst, size = ratio, stages
+        return worst, size
+
+    def culprit(self, stages: int) -> tuple[tuple[int, ...], float]:
+        """A cluster of so many stages that is worth much, as the bound sees it, and its rate."""
+        worth = [self._touching(k, least) for k, least in enumerate(self.least(stages))]
+        k = 1 + int(np.argmax(worth[1:]))
+        costs, place, pair = self._through(k, stages)
+        node = int(costs.argmin())
+        chain, cuts = self.traced(k, stages, node, int(place[node]), int(pair[node]), once=False)
+        named = self._p.order[chain].tolist()
+        return tuple(sorted(named)), self._p.rate_of(chain, cuts)
 
     def _ratio(self, stages: int, least: Floats) -> float:
         pace, window, slopes = self._p.pace, self.window, self.slopes
@@ -287,18 +375,21 @@ class Paths:
         product = float((price * (pace.is_flushed * loops + window.low_s)).min())
         return pace.frequency / max(product, _TINY)
 
-    def through(self, stages: int) -> Iterator[tuple[int, Floats, Ints, Ints]]:
-        """By slope and node what the best cluster through the node is worth, and its place.
+    def through(self, stages: int) -> tuple[int, Floats, Ints, Ints] | None:
+        """By node what the best cluster through it is worth, and its place; None if not much.
 
-        The worth is that of the point in which the line could touch the curve of equal worth; the
-        place is the position from the leaf, and the pair of boundaries.
+        The worth is that of the point in which a line could touch the curve of equal worth, for the
+        slope of which that is most; the place is the position from the leaf, and the pair of
+        boundaries.
         """
         if not self._p.is_possible(self.window, stages):
-            return
-        for k, least in enumerate(self.least(stages).tolist()):
-            if k and self._touching(k, np.array(least)) > _PROMISING:
-                costs, place, pair = self._through(k, stages)
-                yield k, self._touching(k, costs), place, pair
+            return None
+        worth = [self._touching(k, least) for k, least in enumerate(self.least(stages))]
+        k = 1 + int(np.argmax(worth[1:]))
+        if not worth[k] > _PROMISING:
+            return None
+        costs, place, pair = self._through(k, stages)
+        return k, self._touching(k, costs), place, pair
 
     def _touching(self, k: int, least: Floats) -> Floats:
         pace, slope, excess = self._p.pace, float(self.slopes[k]), self.window.high_s
@@ -326,10 +417,9 @@ class Paths:
     def _costs(self, k: int, place: int, pairs: Ints | int) -> Floats:
         """Of stages on every node, at one slope."""
         kind = self._kind(place)
-        seconds = self._p.seconds[kind][pairs]
-        keeps = self._p.excess[kind][pairs] <= self.window.high_s * (1 + 1e-9)
-        found: Floats = self._prices + self.slopes[k] * np.where(keeps, seconds, np.inf)
-        return found
+        seconds = self._seconds[self._p.variant(kind)][pairs]
+        costs = self._prices + self.slopes[k] * seconds
+        return np.where(self._p.fits[kind][pairs], costs, np.inf)
 
     def _through(self, k: int, stages: int) -> tuple[Floats, Ints, Ints]:
         """By node: least cost of a cluster through it, its place from the leaf, and its pair."""
@@ -393,17 +483,25 @@ def _weighed(prices: Floats, slope: float, seconds: Floats) -> Floats:
     return prices + slope * seconds
 
 
-def valid_ratio(pricing: Pricing, prices: Floats, windows: int) -> float:
-    """By what prices must be multiplied so that no cluster is worth more than the prices of its nodes.
+def valid_ratio(
+    pricing: Pricing,
+    prices: Floats,
+    windows: int,
+    culprits: dict[tuple[int, ...], float] | None = None,
+) -> float:
+    """What prices must be multiplied by so that no cluster is worth more than those of its nodes.
 
     Args:
-        windows: how many windows are looked at; more make the ratio smaller.
+        windows: how many windows are halved; more make the ratio smaller.
+        culprits: takes in clusters of the worst windows, as the bound sees them, with their rates.
     """
     prices = prices[pricing.order]
-    known = max(
-        float((pricing.alone / prices).max()), float(_worth_of_pairs(pricing, prices).max())
-    )
-    if pricing.most_stages < FIRST:
+    known = float((pricing.alone / prices).max())
+    if pricing.most_stages > 1:
+        known = max(known, float(worth_of_pairs(pricing, prices).max()))
+    if pricing.first > FIRST and pricing.most_stages >= FIRST:
+        known = max(known, float(worth_of_triples(pricing, prices).max()))
+    if pricing.most_stages < pricing.first:
         return known
     known = max(known, _beyond(pricing, prices))
     open_: list[tuple[float, float, float]] = []
@@ -416,21 +514,39 @@ def valid_ratio(pricing: Pricing, prices: Floats, windows: int) -> float:
         middle = (low * high) ** 0.5 if low else high / 2
         heapq.heappop(open_)
         for ends in ((low, middle), (middle, high)):
-            ratio = min(-worst, _ratio_in(pricing, prices, pricing.window(*ends)))
+            window = pricing.window(*ends)
+            ratio = min(-worst, _ratio_in(pricing, prices, window, culprits))
             heapq.heappush(open_, (-ratio, *ends))
     return max(known, -open_[0][0])
 
 
-def _ratio_in(pricing: Pricing, prices: Floats, window: Window) -> float:
-    stages = range(FIRST, pricing.most_stages + 1)
+def _ratio_in(
+    pricing: Pricing,
+    prices: Floats,
+    window: Window,
+    culprits: dict[tuple[int, ...], float] | None = None,
+) -> float:
+    stages = range(pricing.first, pricing.most_stages + 1)
     if not any(pricing.is_possible(window, each) for each in stages):
         return 0.0
-    return Paths(pricing, prices, window).ratio()
+    paths = Paths(pricing, prices, window)
+    ratio, worst = paths.ratio()
+    if culprits is not None and ratio > 0.0:
+        nodes, rate = paths.culprit(worst)
+        culprits[nodes] = max(rate, culprits.get(nodes, 0.0))
+    return ratio
 
 
-def _worth_of_pairs(pricing: Pricing, prices: Floats) -> Floats:
+def worth_of_pairs(pricing: Pricing, prices: Floats) -> Floats:
     """Rate over price, [root, leaf]."""
     found: Floats = pricing.pairs / (prices[:, None] + prices)
+    return found
+
+
+def worth_of_triples(pricing: Pricing, prices: Floats) -> Floats:
+    """Rate over price, from root to leaf."""
+    pairs = prices[:, None] + prices
+    found: Floats = pricing.triples / (pairs[:, :, None] + prices)
     return found
 
 

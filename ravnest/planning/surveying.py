@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ravnest.planning.prices import FIRST, Paths, Pricing, Window
+from ravnest.planning.prices import FIRST, Paths, Pricing, Window, worth_of_pairs, worth_of_triples
 from ravnest.planning.table import Floats
 
 _SURVEYED = 4  # numbers of stages that are looked at, from the least that can fit
 _TRACED = 0.85
 _PARTNERS = 4
 _SLOPES = 4
+_DULL = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +48,30 @@ class _Found:
         self.relaxed[key] = max(rate, self.relaxed.get(key, 0.0))
 
 
-def survey(pricing: Pricing, prices: Floats, step: float) -> Survey:
-    """Looks for the best clusters through every node, in windows a factor of `step` wide."""
+def survey(
+    pricing: Pricing, prices: Floats, step: float, known: dict[float, float] | None = None
+) -> Survey:
+    """Looks for the best clusters through every node, in windows a factor of `step` wide.
+
+    Args:
+        known: what was seen in windows for prices much like these, by their ends; those with little
+            are passed over. Is brought up to date.
+    """
     prices = prices[pricing.order]
     worth = pricing.alone / prices
-    of_pairs = pricing.pairs / (prices[:, None] + prices)
+    of_pairs = worth_of_pairs(pricing, prices)
     worth = np.maximum(worth, np.maximum(of_pairs.max(axis=0), of_pairs.max(axis=1)))
-    best, where = _through(pricing, prices, step)
+    of_triples = worth_of_triples(pricing, prices) if pricing.first > FIRST else None
+    if of_triples is not None:
+        for others in ((1, 2), (0, 2), (0, 1)):
+            worth = np.maximum(worth, of_triples.max(axis=others))
+    best, where = _through(pricing, prices, step, {} if known is None else known)
     for known in best.values():
         worth = np.maximum(worth, known)
     found = _Found(pricing)
     _take_pairs(pricing, of_pairs, worth, found)
+    if of_triples is not None:
+        _take_triples(pricing, of_triples, worth, found)
     for (stages, node), (paths, k, place, pair) in sorted(where.items(), key=lambda at: at[0]):
         if best[stages][node] >= _TRACED * worth[node]:
             real, _ = paths.traced(k, stages, node, place, pair, once=True)
@@ -68,7 +82,7 @@ def survey(pricing: Pricing, prices: Floats, step: float) -> Survey:
 
 def surveyed(pricing: Pricing) -> range:
     """Numbers of stages of the clusters that are looked for; models may need many."""
-    if pricing.most_stages < FIRST:
+    if pricing.most_stages < pricing.first:
         return range(0)
     loops = pricing.least_loops(Window(0.0, np.inf, (1.0,)))
     least = int(np.isfinite(loops).argmax())
@@ -78,22 +92,31 @@ def surveyed(pricing: Pricing) -> range:
 
 
 def _through(
-    pricing: Pricing, prices: Floats, step: float
+    pricing: Pricing, prices: Floats, step: float, known_in: dict[float, float]
 ) -> tuple[dict[int, Floats], dict[tuple[int, int], tuple[Paths, int, int, int]]]:
     """By number of stages what the best cluster through every node is worth, and where it is."""
     best: dict[int, Floats] = {}
     where: dict[tuple[int, int], tuple[Paths, int, int, int]] = {}
     sizes = surveyed(pricing)
+    dull = _DULL * max(known_in.values(), default=0.0)
     for window in pricing.windows(step, _SLOPES):
+        if known_in.get(window.high_s, dull) < dull:
+            continue
+        known_in[window.high_s] = 0.0
         if not any(pricing.is_possible(window, stages) for stages in sizes):
             continue
         paths = Paths(pricing, prices, window)
         for stages in sizes:
             known = best.setdefault(stages, np.zeros(len(prices)))
-            for k, worth, place, pair in paths.through(stages):
-                for node in np.flatnonzero(worth > known).tolist():
-                    where[stages, node] = (paths, k, int(place[node]), int(pair[node]))
-                np.maximum(known, worth, out=known)
+            seen = paths.through(stages)
+            if seen is None:
+                continue
+            k, worth, place, pair = seen
+            for node in np.flatnonzero(worth > known).tolist():
+                where[stages, node] = (paths, k, int(place[node]), int(pair[node]))
+            np.maximum(known, worth, out=known)
+            most = max(known_in[window.high_s], float(worth.max()))
+            known_in[window.high_s] = most
     return best, where
 
 
@@ -106,3 +129,18 @@ def _take_pairs(pricing: Pricing, of_pairs: Floats, worth: Floats, found: _Found
                 if values[node, partner] >= _TRACED * worth[node]:
                     pair = [node, partner] if is_root else [partner, node]
                     found.add(pair, pair, float(pricing.pairs[pair[0], pair[1]]))
+
+
+def _take_triples(pricing: Pricing, of_triples: Floats, worth: Floats, found: _Found) -> None:
+    """The best triple of every node at every place."""
+    number = len(worth)
+    for place in range(3):
+        values = np.moveaxis(of_triples, place, 0).reshape(number, -1)
+        order = np.argpartition(-values, _PARTNERS - 1, axis=1)[:, :_PARTNERS]
+        for node, others in enumerate(np.sort(order, axis=1).tolist()):
+            for each in others:
+                if values[node, each] >= _TRACED * worth[node]:
+                    triple = [*divmod(each, number)]
+                    triple.insert(place, node)
+                    rate = float(pricing.triples[tuple(triple)])
+                    found.add(triple, triple, rate)
