@@ -33,9 +33,9 @@ _GAP = 1e-3
 _TREE = 50
 _NARROW = 1.1
 _QUICK = 6  # windows that are halved to compare prices
-_PART = 0.3
+_PART = 0.5
 _LATE = 2  # of the first iterations, so many last ones are held against the bound
-_FEW, _SOME = 100, 400
+_FEW, _SOME, _MORE = 60, 100, 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,12 @@ class Effort:
 
     @classmethod
     def for_nodes(cls, number: int) -> Effort:
-        """What takes a second or so up to 100 nodes, and ten up to 1,000; near the optimum anyway."""
+        """What takes a second or so up to 100 nodes, and some ten up to 1,000."""
         if number <= _FEW:
-            return cls(5, 2, 1.3, 24)
-        return cls(6, 1, 1.3, 24) if number <= _SOME else cls(7, 0, 1.35, 20)
+            return cls(2, 5, 1.35, 24)
+        if number <= _SOME:
+            return cls(2, 3, 1.35, 16)
+        return cls(3, 8, 1.3, 32) if number <= _MORE else cls(3, 5, 1.35, 24)
 
 
 @dataclass(slots=True)
@@ -179,14 +181,11 @@ def fastest_cluster(pricing: Pricing) -> float:
         best = max(best, float(pricing.triples.max()))
     if pricing.most_stages < pricing.first:
         return best
-    stages = np.arange(pricing.first, pricing.most_stages + 1)
     for window in pricing.windows(_NARROW):
-        possible = np.array([pricing.is_possible(window, each) for each in stages.tolist()])
-        if possible.any():
-            loops = pricing.least_loops(window)[pricing.first :]
-            step_s = pace.is_flushed * loops + window.low_s
-            rates = np.where(possible, pace.microbatch_rate(step_s), 0.0)
-            best = max(best, float(rates.max()))
+        for stages in range(pricing.first, pricing.most_stages + 1):
+            if pricing.is_possible(window, stages):
+                loop = pricing.least_loop_of(window, stages)
+                best = max(best, pace.frequency / (pace.is_flushed * loop + window.low_s))
         if pace.frequency / window.high_s < best:
             break
     return best

@@ -1,8 +1,9 @@
-"""From a large pool to a division and its bound: `large` along thinned cuts, bounded for all cuts."""
+"""From a large pool to a division along thinned cuts, and a bound for all cuts."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -57,8 +58,7 @@ class LargePool:
         several = search_pool(self._pace(self._number), self._traits, self._effort)
         found = self._division(several.clusters, self._number)
         rate = 0.0 if found is None else found.rate
-        single = fastest_cluster(Pricing(self._pace(1), self._traits))
-        if single > rate:
+        if self._fastest_single > rate:
             fastest = search_pool(self._pace(1), self._traits, self._effort).fastest
             alone = self._division([] if fastest is None else [fastest], 1)
             if alone is not None and alone.rate > rate:
@@ -70,12 +70,25 @@ class LargePool:
         return self._bound(rate, search_pool(self._pace(self._number), self._traits, self._effort))
 
     def _bound(self, rate: float, several: Pool) -> float:
-        pricings = [several.pricing, Pricing(self._pace(1), self._traits)]
-        if self._table.last > BOUNDARIES - 1:
-            loose = (LooseBoundaries(self._memory(number), number) for number in (self._number, 1))
-            pricings = [Pricing(each, self._traits) for each in loose]
-        bound = upper_bound(pricings[0], several.prices, self._effort.windows)
-        return max(rate, min(max(bound, fastest_cluster(pricings[1])), self._total_speed()))
+        pricing = several.pricing
+        if self._is_thinned:
+            pricing = Pricing(
+                LooseBoundaries(self._memory(self._number), self._number), self._traits
+            )
+        bound = upper_bound(pricing, several.prices, self._effort.windows)
+        return max(rate, min(max(bound, self._fastest_single), self._total_speed()))
+
+    @functools.cached_property
+    def _fastest_single(self) -> float:
+        """A rate that no plan of one cluster has more of, which averages with none."""
+        pace = self._pace(1)
+        if self._is_thinned:
+            pace = LooseBoundaries(self._memory(1), 1)
+        return fastest_cluster(Pricing(pace, self._traits, knows_triples=False))
+
+    @property
+    def _is_thinned(self) -> bool:
+        return self._table.last >= BOUNDARIES
 
     def _total_speed(self) -> float:
         return float(self._traits.flops.sum() / max(float(self._table.work[-1]), 1e-300))
@@ -107,8 +120,9 @@ class LargePool:
 class LooseBoundaries(Pace):
     """Bounds stages whose cuts lie anywhere in slices of the graph from below.
 
-    A stage from slice i to slice j computes at least what is between both slices, holds at least what
-    is there and what the least cut of each slice adds, and sends at least what crosses the least cut.
+    A stage from slice i to slice j computes at least what is between both slices, holds at least
+    what is there and what the least cut of each slice adds, and sends at least what crosses the
+    least cut.
     """
 
     def __init__(self, memory: MemoryModel, num_clusters: int) -> None:

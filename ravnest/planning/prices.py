@@ -1,24 +1,25 @@
 """An upper bound for pools of any size: prices of nodes that no cluster is worth more than.
 
-If every possible cluster has a rate of at most the sum of the prices of its nodes, then no plan has a
-rate of more than the sum of all prices (weak duality of the linear programme over all clusters). So
-a bound needs, for given prices, the largest ratio of any cluster's rate to its price; prices times
-this ratio are valid. Nodes alone and pairs are easy: their rates are known. Clusters of more stages
-are looked at by their largest E (see `pace`), in windows E_1 <= E <= E_2. In such a window
+If every possible cluster has a rate of at most the sum of the prices of its nodes, then no plan has
+a rate of more than the sum of all prices (weak duality of the linear programme over all clusters).
+So a bound needs, for given prices, the largest ratio of any cluster's rate to its price; prices
+times this ratio are valid. Nodes alone, pairs, and among few nodes threes, are easy: their rates
+are known. Larger clusters are looked at by their largest E (see `pace`), in windows
+E_1 <= E <= E_2. In such a window
 
     step >= fill L_0 + E_1,    E_k <= E_2 for every stage,    L_0 <= S E_2 / periods,
 
-the last one because no period is shorter than L_0 / S. L_0 is a sum over stages and links, and price is
-one too; so for any slope s >= 0 the least price + s L_0 over stages that keep to E_2 is the length of a
-shortest path over boundaries, on which each stage takes the node that is best for it. Every slope
-gives a line that no cluster of the window is below in the plane of (L_0, price). Above all lines the
-product price * (fill L_0 + E_1) is least at a crossing of two of them or at an end, for along a line it is
-concave; frequency over it is the largest ratio in the window. The worst windows are halved until they
-are no worse than what is known to be true, or very narrow.
+the last one because no period is shorter than L_0 / S. L_0 is a sum over stages and links, and
+price is one too; so for any slope s >= 0 the least price + s L_0 over stages that keep to E_2 is
+the length of a shortest path over boundaries, on which each stage takes the node that is best for
+it. Every slope gives a line that no cluster of the window is below in the plane of (L_0, price).
+Above all lines the product price * (fill L_0 + E_1) is least at a crossing of two of them or at an
+end, for along a line it is concave; frequency over it is the largest ratio in the window. The worst
+windows are halved until they are no worse than what is known to be true, or very narrow.
 
 What the paths leave out makes the bound larger only: a path may take a node twice; beyond the
-sixth stage from the leaf memory counts as at the sixth; nodes are put into classes by the rate of their
-links, and a link takes bytes over the smaller of the highest rates of both classes.
+sixth stage from the leaf memory counts as at the sixth; nodes are put into classes by the rate of
+their links, and a link takes bytes over the smaller of the highest rates of both classes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +35,7 @@ from ravnest.planning.pace import Pace, Traits
 from ravnest.planning.table import Bools, Floats, Ints
 
 FIRST = 3
-"""Stages of the smallest clusters that are bounded in pools of any size; those of fewer are known."""
+"""Stages of the smallest clusters that are bounded, in large pools; those of fewer are known."""
 
 _TRIPLES = 100
 """Nodes up to which clusters of three are known as well."""
@@ -70,9 +70,12 @@ class Pricing:
 
     Args:
         kinds: positions from the leaf whose memory is told apart, if more than six.
+        knows_triples: clusters of three need no bound, as far as there are few enough nodes.
     """
 
-    def __init__(self, pace: Pace, traits: Traits, kinds: int = 0) -> None:
+    def __init__(
+        self, pace: Pace, traits: Traits, kinds: int = 0, *, knows_triples: bool = True
+    ) -> None:
         self.pace = pace
         self.most_stages = min(len(traits), pace.most_stages)
         self.start, self.end = np.nonzero(pace.is_stage)
@@ -94,8 +97,8 @@ class Pricing:
         places = range(1, self.num_kinds + 1)
         self.fits = [pace.fits(traits, place)[:, self.start, self.end].T for place in places]
         self.fitting = [self._numbers_fitting(each) for each in self.fits]
-        self.first = 4 if len(traits) <= _TRIPLES else 3
-        self._least_loops: dict[float, Floats] = {}
+        self.first = FIRST + (knows_triples and len(traits) <= _TRIPLES)
+        self._free: dict[float, Paths] = {}
         whole = self.pair(0, pace.size - 1)
         step_s = pace.step_time(self.computing[0][whole], self.excess[0][whole])
         rates = pace.microbatch_rate(step_s)
@@ -234,14 +237,11 @@ class Pricing:
         flattest = pace.frequency / (pace.is_flushed * longest + excess) ** 2
         return (0.0, *(flattest * _STEEPER**k for k in range(number)))
 
-    def least_loops(self, window: Window) -> Floats:
-        """The shortest L_0 of clusters of each number of stages that keep to a window."""
-        if window.high_s not in self._least_loops:
-            free = Paths(self, np.zeros(len(self.order)), Window(0.0, window.high_s, (1.0,)))
-            sizes = range(self.first, self.most_stages + 1)
-            found = [np.inf] * self.first + [float(free.least(each)[0]) for each in sizes]
-            self._least_loops[window.high_s] = np.array(found)
-        return self._least_loops[window.high_s]
+    def least_loop_of(self, window: Window, stages: int) -> float:
+        """The shortest L_0 of clusters of so many stages that keep to a window."""
+        if window.high_s not in self._free:
+            self._free[window.high_s] = Paths.without_prices(self, window)
+        return float(self._free[window.high_s].least(stages)[0])
 
     def allowed(self, window: Window) -> list[Floats]:
         """Seconds of stages, infinite where they do not keep to a window."""
@@ -253,8 +253,13 @@ class Pricing:
 
     def is_possible(self, window: Window, stages: int) -> bool:
         """Whether the paths of the bound let any cluster of so many stages be in a window."""
-        least, longest = self.least_loops(window)[stages], self.longest_loop(window, stages)
+        least, longest = self.least_loop_of(window, stages), self.longest_loop(window, stages)
         return bool(np.isfinite(least) and least <= longest * (1 + 1e-9))
+
+    def may_have_clusters(self, window: Window) -> bool:
+        """Whether any cluster of several stages can be in a window."""
+        sizes = range(self.first, self.most_stages + 1)
+        return any(self.is_possible(window, stages) for stages in sizes)
 
     def longest_loop(self, window: Window, stages: int) -> float:
         """The longest L_0 of a cluster in a window: a period is no shorter than L_0 / stages."""
@@ -308,6 +313,13 @@ class Paths:
         self._onward = [last]  # by position from the leaf: [slope, boundary, class]
         self._before: dict[int, dict[int, Floats]] = {}
 
+    @classmethod
+    def without_prices(cls, pricing: Pricing, window: Window) -> Paths:
+        """Paths by seconds alone."""
+        free = cls(pricing, np.zeros(len(pricing.order)), Window(0.0, window.high_s, (1.0,)))
+        free._seconds = []  # large, and needed only to look at single nodes
+        return free
+
     def _fill(self, variant: int) -> None:
         """The cheapest node of each class for every stage: [slope, class, start, end] by kind."""
         p, seconds = self._p, self._seconds[variant]
@@ -344,10 +356,20 @@ class Paths:
         found: Floats = (root + self.onward(stages)).min(axis=(1, 2))
         return found
 
-    def ratio(self) -> tuple[float, int]:
-        """The largest rate over price of a larger cluster in the window, and of how many stages."""
+    def ratio(self, known: float) -> tuple[float, int]:
+        """The largest rate over price of a larger cluster in the window, and of how many stages.
+
+        Args:
+            known: a smaller ratio is of no interest.
+        """
         worst, size = 0.0, self._p.first
+        pace = self._p.pace
+        least_s = pace.is_flushed * self._p.least_loop + self.window.low_s
         for stages in range(self._p.first, self._p.most_stages + 1):
+            # A cluster costs no less than its last stages, and these no less the more they are.
+            cheapest = float(self.onward(stages)[0].min())
+            if pace.frequency <= max(known, worst) * cheapest * least_s:
+                return max(worst, known), size
             if self._p.is_possible(self.window, stages):
                 ratio = self._ratio(stages, self.least(stages))
                 if ratio > worst:
@@ -366,7 +388,7 @@ class Paths:
 
     def _ratio(self, stages: int, least: Floats) -> float:
         pace, window, slopes = self._p.pace, self.window, self.slopes
-        shortest = float(self._p.least_loops(window)[stages])
+        shortest = self._p.least_loop_of(window, stages)
         longest = max(self._p.longest_loop(window, stages), shortest)
         i, j = np.triu_indices(len(slopes), 1)
         crossings = np.clip((least[j] - least[i]) / (slopes[j] - slopes[i]), shortest, longest)
@@ -506,7 +528,9 @@ def valid_ratio(
     known = max(known, _beyond(pricing, prices))
     open_: list[tuple[float, float, float]] = []
     for window in pricing.windows(_WIDEST):
-        heapq.heappush(open_, (-_ratio_in(pricing, prices, window), window.low_s, window.high_s))
+        heapq.heappush(
+            open_, (-_ratio_in(pricing, prices, window, known), window.low_s, window.high_s)
+        )
     for _ in range(windows):
         worst, low, high = open_[0]
         if -worst <= known or high <= low * _NARROWEST:
@@ -515,7 +539,7 @@ def valid_ratio(
         heapq.heappop(open_)
         for ends in ((low, middle), (middle, high)):
             window = pricing.window(*ends)
-            ratio = min(-worst, _ratio_in(pricing, prices, window, culprits))
+            ratio = min(-worst, _ratio_in(pricing, prices, window, known, culprits))
             heapq.heappush(open_, (-ratio, *ends))
     return max(known, -open_[0][0])
 
@@ -524,14 +548,15 @@ def _ratio_in(
     pricing: Pricing,
     prices: Floats,
     window: Window,
+    known: float,
     culprits: dict[tuple[int, ...], float] | None = None,
 ) -> float:
-    stages = range(pricing.first, pricing.most_stages + 1)
-    if not any(pricing.is_possible(window, each) for each in stages):
+    """The largest ratio in a window, or what is known where that is not less."""
+    if not pricing.may_have_clusters(window):
         return 0.0
     paths = Paths(pricing, prices, window)
-    ratio, worst = paths.ratio()
-    if culprits is not None and ratio > 0.0:
+    ratio, worst = paths.ratio(known)
+    if culprits is not None and ratio > known:
         nodes, rate = paths.culprit(worst)
         culprits[nodes] = max(rate, culprits.get(nodes, 0.0))
     return ratio

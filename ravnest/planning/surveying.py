@@ -66,8 +66,8 @@ def survey(
         for others in ((1, 2), (0, 2), (0, 1)):
             worth = np.maximum(worth, of_triples.max(axis=others))
     best, where = _through(pricing, prices, step, {} if known is None else known)
-    for known in best.values():
-        worth = np.maximum(worth, known)
+    for of_size in best.values():
+        worth = np.maximum(worth, of_size)
     found = _Found(pricing)
     _take_pairs(pricing, of_pairs, worth, found)
     if of_triples is not None:
@@ -84,11 +84,11 @@ def surveyed(pricing: Pricing) -> range:
     """Numbers of stages of the clusters that are looked for; models may need many."""
     if pricing.most_stages < pricing.first:
         return range(0)
-    loops = pricing.least_loops(Window(0.0, np.inf, (1.0,)))
-    least = int(np.isfinite(loops).argmax())
-    if not np.isfinite(loops[least]):
-        return range(0)
-    return range(least, min(least + _SURVEYED, pricing.most_stages + 1))
+    anything = Window(0.0, np.inf, (1.0,))
+    for least in range(pricing.first, pricing.most_stages + 1):
+        if np.isfinite(pricing.least_loop_of(anything, least)):
+            return range(least, min(least + _SURVEYED, pricing.most_stages + 1))
+    return range(0)
 
 
 def _through(
