@@ -1,6 +1,6 @@
 """Nodes to clusters: how many, who is in which, and who is left over and why.
 
-Few nodes (or few kinds of them): the best division there is (`exact`). Many: `large`, with a proven
+Few nodes (or few kinds of them): the best division there is (`exact`). Many: `pool`, with a proven
 bound. Whatever is found is then cut along all legal cuts.
 """
 
@@ -16,7 +16,14 @@ from ravnest.plan.model import NodeSpec
 from ravnest.planning.exact import Division, ExactSearch
 from ravnest.planning.leftovers import reasons
 from ravnest.planning.memory import MemoryModel
-from ravnest.planning.ordering import EXACT_STATES, Cluster, ClusterSearch, NodeClasses
+from ravnest.planning.ordering import (
+    EXACT_STATES,
+    SEARCH_BOUNDARIES,
+    Cluster,
+    ClusterSearch,
+    NodeClasses,
+)
+from ravnest.planning.pool import LargePool
 from ravnest.planning.settings import DEFAULT_FLOPS, DEFAULT_LATENCY_S, PlanningSettings
 from ravnest.planning.shortage import format_bytes, memory_shortage
 from ravnest.planning.table import CostTable
@@ -67,7 +74,7 @@ def form_clusters(
     usable, unused = _usable(table, rated, settings)
     planner = _Planner(table, settings, usable)
     division, bound, is_optimal = planner.best(nodes)
-    search = ClusterSearch(table, settings, len(division.clusters))
+    search = ClusterSearch(table, settings, division.averaged_as)
     clusters = tuple(search.refined(each) for each in division.clusters)
     unused |= reasons(search, clusters, division.left_out, table.max_stages)
     return Formation(
@@ -93,20 +100,35 @@ class _Planner:
         wanted = self._settings.num_clusters
         if wanted is not None:
             self._check_number(wanted, len(nodes))
-            found = self._of_number(wanted)
-            if found is None:
+            given = self._of_number(wanted)
+            if given is None:
                 raise self._shortage(nodes, wanted)
-            return found, self._total_speed(), False
-        if self._is_small and self._usable:
-            search = ExactSearch(self._table, self._settings, self._usable, _NEAR)
-            divisions = search.divisions()
-            if divisions:
-                best = _choice(divisions)
-                return best, max(each.rate for each in divisions), True
-        found = self._of_number(1)
+            return given, self._bound(given.rate), False
+        found, bound, is_proven = self._best_of_any_number()
+        if found is not None:
+            return found, bound, is_proven
+        found = self._of_number(1)  # which knows how to leave out nodes until the rest fits
         if found is None:
             raise self._shortage(nodes, 1)
-        return found, self._total_speed(), False
+        return found, self._bound(found.rate), False
+
+    def _best_of_any_number(self) -> tuple[Division | None, float, bool]:
+        if not self._usable:
+            return None, 0.0, False
+        if not self._is_small:
+            found, bound = LargePool(self._table, self._settings, self._usable).best()
+            return found, bound, False
+        divisions = ExactSearch(self._table, self._settings, self._usable, _NEAR).divisions()
+        if not divisions:
+            return None, 0.0, False
+        best, fastest = _choice(divisions), max(each.rate for each in divisions)
+        if self._table.last < SEARCH_BOUNDARIES and all(each.is_proven for each in divisions):
+            return best, fastest, True
+        return best, self._bound(fastest), False
+
+    def _bound(self, rate: float) -> float:
+        """A rate that no plan has more of, averaging charged as among two: more take longer."""
+        return LargePool(self._table, self._settings, self._usable, averaged_as=2).bound(rate)
 
     def _of_number(self, number: int) -> Division | None:
         if self._is_small and self._usable:
@@ -120,11 +142,6 @@ class _Planner:
             if (each := _dealt(search, self._usable, number, weight, self._table.max_stages))
         ]
         return max(found_all, key=lambda each: (-len(each.left_out), each.rate), default=None)
-
-    def _total_speed(self) -> float:
-        """Microbatches per second if all nodes did nothing but compute: no plan has more."""
-        operations = float(self._table.work[-1])
-        return sum(_speed(node) for node in self._usable) / max(operations, 1e-300)
 
     def _check_number(self, wanted: int, num_nodes: int) -> None:
         num_usable = len(self._usable)
@@ -211,7 +228,7 @@ def _dealt(
             return None
         clusters.append(cluster)
     clusters.sort(key=lambda cluster: min(node.node_id for node in cluster.nodes))
-    return Division(tuple(clusters), tuple(left_out))
+    return Division(tuple(clusters), tuple(left_out), averaged_as=number)
 
 
 def _dealt_out(

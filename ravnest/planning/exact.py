@@ -33,10 +33,15 @@ class Division:
     Attributes:
         rate: microbatches per second of all clusters.
         left_out: nodes in no cluster.
+        is_proven: no division into so many clusters has a higher rate, along the boundaries that
+            were looked at.
+        averaged_as: clusters that averaging was charged for.
     """
 
     clusters: tuple[Cluster, ...]
     left_out: tuple[NodeSpec, ...]
+    is_proven: bool = False
+    averaged_as: int = 1
 
     @property
     def rate(self) -> float:
@@ -127,7 +132,8 @@ class ExactSearch:
         )
         used = {node.node_id for nodes in dealt for node in nodes}
         left_out = tuple(node for node in self._nodes if node.node_id not in used)
-        return Division(tuple(made), left_out)
+        is_proven = all(each.is_best for each in arrangements)
+        return Division(tuple(made), left_out, is_proven, rates.number)
 
 
 class _Rates:

@@ -10,6 +10,8 @@ from ravnest.planning.pace import Traits
 from ravnest.planning.shortage import format_bytes
 from ravnest.planning.subsets import Arrangement, along
 
+_TOLD = 12  # nodes that get numbers
+_IN_SHORT = "no cluster that was found would be faster with it, and it cannot be one alone"
 _MOST_TRIED = 24  # pairs of a node and a place in a cluster that are timed per node
 
 
@@ -20,7 +22,8 @@ def reasons(
     max_stages: int,
 ) -> dict[int, str]:
     """A sentence per node that could hold a stage and is left out."""
-    return {node.node_id: _reason(search, clusters, node, max_stages) for node in left_out}
+    told = {node.node_id: _reason(search, clusters, node, max_stages) for node in left_out[:_TOLD]}
+    return told | {node.node_id: _IN_SHORT for node in left_out[_TOLD:]}
 
 
 def _reason(

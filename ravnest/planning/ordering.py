@@ -10,7 +10,7 @@ import numpy as np
 
 from ravnest.plan.model import NodeSpec
 from ravnest.planning.memory import MemoryModel
-from ravnest.planning.pace import Pace, Traits
+from ravnest.planning.pace import Pace, Traits, is_accelerated
 from ravnest.planning.settings import PlanningSettings
 from ravnest.planning.stages import Cutting, StageTimes, cut_into_stages
 from ravnest.planning.subsets import Arrangement, along, best_arrangement, step_time_of
@@ -25,7 +25,7 @@ SEARCH_BOUNDARIES = 48
 _FINER = (256, 1024)
 _REFINED = 160  # boundaries around the cuts that were found
 
-_Key = tuple[float, float, float, float]
+_Key = tuple[float, float, float, float, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,19 @@ class ClusterSearch:
 
     Args:
         num_clusters: clusters that average with each other, this one included.
+        boundaries: how many boundaries are looked at.
     """
 
-    def __init__(self, table: CostTable, settings: PlanningSettings, num_clusters: int) -> None:
+    def __init__(
+        self,
+        table: CostTable,
+        settings: PlanningSettings,
+        num_clusters: int,
+        boundaries: int = SEARCH_BOUNDARIES,
+    ) -> None:
         self.full = MemoryModel(table, settings, is_averaged=num_clusters > 1)
         self.num_clusters = num_clusters
-        self.pace = Pace(self.full.thinned(SEARCH_BOUNDARIES), num_clusters)
+        self.pace = Pace(self.full.thinned(boundaries), num_clusters)
 
     def best(self, nodes: Sequence[NodeSpec]) -> Cluster | None:
         """The fastest cluster of all these nodes, or None when there is none.
@@ -109,10 +116,9 @@ class ClusterSearch:
         """The same order, cut where it is best among all legal cuts near those it has."""
         table = self.full.table
         cuts = np.searchsorted(table.positions, cluster.cutting.cuts)
-        if self.pace.size <= table.last:
-            near = table.near(cuts.tolist(), _REFINED)
-        else:
+        if self.pace.size > table.last:
             return cluster
+        near = table.near(cuts.tolist(), _REFINED)
         memory = MemoryModel(near, self.full.settings, self.full.is_averaged)
         pace = Pace(memory, self.num_clusters)
         found = along(pace, Traits.of(cluster.nodes))
@@ -166,4 +172,5 @@ def few_orders(nodes: Sequence[NodeSpec]) -> Iterator[tuple[NodeSpec, ...]]:
 
 def _key(node: NodeSpec) -> _Key:
     latency = -1.0 if node.latency_s is None else node.latency_s
-    return float(node.memory_bytes), node.bandwidth_bps, node.flops or 0.0, -latency
+    speed, memory = node.flops or 0.0, float(node.memory_bytes)
+    return memory, node.bandwidth_bps, speed, -latency, is_accelerated(node)

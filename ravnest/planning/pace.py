@@ -17,7 +17,7 @@ of either is never worse, so a dynamic programme over suffixes finds the best pl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,12 +44,14 @@ class Traits:
         rate: bytes per second of its link.
         latency_s: one-way delay of its link.
         memory: bytes it offers.
+        accelerated: these are an accelerator's.
     """
 
     flops: Floats
     rate: Floats
     latency_s: Floats
     memory: Floats
+    accelerated: Bools
 
     @classmethod
     def of(cls, nodes: Sequence[NodeSpec]) -> Traits:
@@ -59,6 +61,7 @@ class Traits:
             np.array([node.bandwidth_bps / _BITS_PER_BYTE for node in nodes], dtype=np.float64),
             np.array([latency_of(node) for node in nodes], dtype=np.float64),
             np.array([float(node.memory_bytes) for node in nodes], dtype=np.float64),
+            np.array([is_accelerated(node) for node in nodes], dtype=np.bool_),
         )
 
     def __len__(self) -> int:
@@ -67,7 +70,11 @@ class Traits:
     def take(self, index: Ints) -> Traits:
         """The traits at these indices, in any shape."""
         return Traits(
-            self.flops[index], self.rate[index], self.latency_s[index], self.memory[index]
+            self.flops[index],
+            self.rate[index],
+            self.latency_s[index],
+            self.memory[index],
+            self.accelerated[index],
         )
 
 
@@ -95,36 +102,52 @@ class Pace:
         self.gradient_bytes: Floats = gradients * settings.gradient_ratio
         start, end = np.arange(self.size)[:, None], np.arange(self.size)[None, :]
         self.work: Floats = table.work[end] - table.work[start]
-        trained = (table.trained_bytes[end] - table.trained_bytes[start]).astype(np.float64)
-        fixed = table.fixed_bytes[end] - table.fixed_bytes[start]
-        self.update_flops: Floats = settings.optimizer.step_work_per_byte * trained
-        share = 2.0 * (num_clusters - 1) / num_clusters / settings.steps_per_round
-        sent = share * (trained + fixed)
+        self.update_flops: Floats
+        self.sent_per_step: Floats
+        self._set_per_step(
+            table.trained_bytes[end] - table.trained_bytes[start],
+            table.fixed_bytes[end] - table.fixed_bytes[start],
+        )
         if table.shared:
-            sent = sent + memory.exchanged_bytes(start, end)
-        self.sent_per_step: Floats = sent
-        self._is_stage: Bools = table.num_trained[end] > table.num_trained[start]
-        self._needed: dict[int, Floats] = {}
+            self.sent_per_step = self.sent_per_step + memory.exchanged_bytes(start, end)
+        self.is_stage: Bools = table.num_trained[end] > table.num_trained[start]
+        self._needed: dict[tuple[int, bool], Floats] = {}
 
-    def needed(self, in_flight: int) -> Floats:
+    def _set_per_step(self, trained: Ints, fixed: Ints) -> None:
+        """What stages [start, end] compute for an optimizer step, and send for averaging."""
+        settings, number = self.memory.settings, self.num_clusters
+        self.update_flops = settings.optimizer.step_work_per_byte * trained.astype(np.float64)
+        share = 2.0 * (number - 1) / number / settings.steps_per_round
+        self.sent_per_step = share * (trained + fixed)
+
+    @property
+    def most_stages(self) -> int:
+        """Stages that a cluster has at most."""
+        return self.size - 1
+
+    def needed(self, in_flight: int, *, accelerated: bool = False) -> Floats:
         """Peak bytes [start, end] of a stage that is `in_flight` from its leaf, inclusive.
 
         Infinite where the stage trains nothing. A stage that starts with the graph is the root, so
         the length of its cluster is known; of the others the part of the cluster before them is not
         and makes no difference.
         """
-        if in_flight not in self._needed:
-            start = np.arange(self.size)[:, None]
-            end = np.arange(self.size)[None, :]
-            needed = self.memory.stage_bytes(start, end, 1, in_flight + 1).astype(np.float64)
-            root = self.memory.stage_bytes(start[:1], end, 0, in_flight)
-            needed[0] = root[0]
+        key = in_flight, accelerated
+        if key not in self._needed:
+            memory = replace(self.memory, on_accelerator=accelerated)
+            needed = self._stage_bytes(memory, in_flight)
             if in_flight > 1:
                 needed[:, -1] = np.inf  # only the leaf ends with the graph
             else:
                 needed[:, :-1] = np.inf
-            self._needed[in_flight] = np.where(self._is_stage, needed, np.inf)
-        return self._needed[in_flight]
+            self._needed[key] = np.where(self.is_stage, needed, np.inf)
+        return self._needed[key]
+
+    def _stage_bytes(self, memory: MemoryModel, in_flight: int) -> Floats:
+        start, end = np.arange(self.size)[:, None], np.arange(self.size)[None, :]
+        needed = memory.stage_bytes(start, end, 1, in_flight + 1).astype(np.float64)
+        needed[0] = memory.stage_bytes(start[:1], end, 0, in_flight)[0]
+        return needed
 
     def link_seconds(self, one: Traits, other: Traits) -> Floats:
         """Both ways per microbatch: nodes that broadcast, by boundary in the last axis."""
@@ -134,6 +157,25 @@ class Pace:
         seconds: Floats = num_bytes / rate + delay
         return seconds
 
+    def factor(self, in_flight: int) -> float:
+        """Operations of a microbatch so far from the leaf over those of one pass each way."""
+        return work_factor(self.memory.settings, in_flight)
+
+    def fits(self, traits: Traits, in_flight: int) -> Bools:
+        """Which stages fit: [node, start, end]."""
+        return self._fitting(traits, in_flight, (slice(None), slice(None)))
+
+    def _fitting(self, traits: Traits, in_flight: int, part: tuple[int | slice, slice]) -> Bools:
+        """Which of some stages [start, end] fit, by node in the first axis."""
+        plain = self.needed(in_flight)[part]
+        limit = traits.memory.reshape(-1, *([1] * plain.ndim))
+        found: Bools = plain <= limit
+        if traits.accelerated.any():
+            other = self.needed(in_flight, accelerated=True)[part]
+            is_other = traits.accelerated.reshape(limit.shape)
+            found = np.where(is_other, other <= limit, found)
+        return found
+
     def stage(self, traits: Traits, in_flight: int, start: int) -> tuple[Floats, Floats, Bools]:
         """Stages from one boundary to every later one, by node in the first axis.
 
@@ -142,11 +184,10 @@ class Pace:
             and parameters shared between stages take; whether it fits.
         """
         after = slice(start + 1, self.size)
-        factor = work_factor(self.memory.settings, in_flight)
-        computing = factor * self.work[start, after] / traits.flops[:, None]
+        computing = self.factor(in_flight) * self.work[start, after] / traits.flops[:, None]
         others = self.update_flops[start, after] / traits.flops[:, None]
         others = others + self.sent_per_step[start, after] / traits.rate[:, None]
-        fits = self.needed(in_flight)[start, after] <= traits.memory[:, None]
+        fits = self._fitting(traits, in_flight, (start, after))
         return computing, others, fits
 
     def prepend(
@@ -182,6 +223,11 @@ class Pace:
 def work_factor(settings: PlanningSettings, in_flight: int) -> float:
     """Operations of a microbatch over those of one forward and one backward pass."""
     return 1.0 + settings.recomputes(0, in_flight) / BACKWARD_AND_FORWARD
+
+
+def is_accelerated(node: NodeSpec) -> bool:
+    """Whether a node's memory is that of an accelerator."""
+    return node.device is not None and not node.device.startswith("cpu")
 
 
 def latency_of(node: NodeSpec) -> float:

@@ -21,7 +21,6 @@ from ravnest.planning.table import Floats, Ints
 _LABELS = (2, 6, 24)
 _MOST_LABELS = 3 * 10**7  # labels times boundaries; more than that is not kept in memory
 _EQUAL = 1.0 + 1e-9
-_ORDER_LABELS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +260,12 @@ class _Exact:
             start = end
 
 
-def along(pace: Pace, traits: Traits) -> Arrangement | None:
+def along(pace: Pace, traits: Traits, labels: int = 16) -> Arrangement | None:
     """The best cuts for nodes in a given order, or None when none fits.
 
-    Keeps up to sixteen labels per boundary, which is exact but for rare pipelines of many stages.
+    Keeps up to so many labels per boundary; sixteen are exact but for rare pipelines of many stages.
     """
-    size, most = len(traits), _ORDER_LABELS
+    size, most = len(traits), labels
     excess, loop = _leaf(pace, 1, most)
     came: Ints = np.zeros((size, most, pace.size), dtype=np.int64)
     for index in range(size - 1, -1, -1):
