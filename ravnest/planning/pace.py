@@ -118,7 +118,7 @@ class Pace:
         settings, number = self.memory.settings, self.num_clusters
         self.update_flops = settings.optimizer.step_work_per_byte * trained.astype(np.float64)
         share = 2.0 * (number - 1) / number / settings.steps_per_round
-        self.sent_per_step = share * (trained + fixed)
+        self.sent_per_step = share * (trained + fixed).astype(np.float64)
 
     @property
     def most_stages(self) -> int:

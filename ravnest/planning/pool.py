@@ -1,4 +1,4 @@
-"""From a large pool to a division and its bound: `large` along thinned cuts, bounded for all cuts."""
+"""From a large pool to a division, by `large` along thinned cuts, and a bound for all cuts."""
 
 from __future__ import annotations
 
@@ -112,8 +112,9 @@ class LargePool:
 class LooseBoundaries(Pace):
     """Bounds stages whose cuts lie anywhere in slices of the graph from below.
 
-    A stage from slice i to slice j computes at least what is between both slices, holds at least what
-    is there and what the least cut of each slice adds, and sends at least what crosses the least cut.
+    A stage from slice i to slice j computes at least what is between both slices, holds at least
+    what is there and what the least cut of each slice adds, and sends at least what crosses the
+    least cut.
     """
 
     def __init__(self, memory: MemoryModel, num_clusters: int) -> None:

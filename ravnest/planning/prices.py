@@ -1,24 +1,24 @@
 """An upper bound for pools of any size: prices of nodes that no cluster is worth more than.
 
-If every possible cluster has a rate of at most the sum of the prices of its nodes, then no plan has a
-rate of more than the sum of all prices (weak duality of the linear programme over all clusters). So
-a bound needs, for given prices, the largest ratio of any cluster's rate to its price; prices times
-this ratio are valid. Nodes alone and pairs are easy: their rates are known. Clusters of more stages
-are looked at by their largest E (see `pace`), in windows E_1 <= E <= E_2. In such a window
+If every possible cluster has a rate of at most the sum of the prices of its nodes, then no plan has
+a rate of more than the sum of all prices (weak duality of the linear programme over all clusters).
+So a bound needs, for given prices, the largest ratio of any cluster's rate to its price; prices
+times this ratio are valid. Nodes alone and pairs are easy: their rates are known. Clusters of more
+stages are looked at by their largest E (see `pace`), in windows E_1 <= E <= E_2. In such a window
 
     step >= fill L_0 + E_1,    E_k <= E_2 for every stage,    L_0 <= S E_2 / periods,
 
-the last one because no period is shorter than L_0 / S. L_0 is a sum over stages and links, and price is
-one too; so for any slope s >= 0 the least price + s L_0 over stages that keep to E_2 is the length of a
-shortest path over boundaries, on which each stage takes the node that is best for it. Every slope
-gives a line that no cluster of the window is below in the plane of (L_0, price). Above all lines the
-product price * (fill L_0 + E_1) is least at a crossing of two of them or at an end, for along a line it is
-concave; frequency over it is the largest ratio in the window. The worst windows are halved until they
-are no worse than what is known to be true, or very narrow.
+the last one because no period is shorter than L_0 / S. L_0 is a sum over stages and links, and
+price is one too; so for any slope s >= 0 the least price + s L_0 over stages that keep to E_2 is
+the length of a shortest path over boundaries, on which each stage takes the node that is best for
+it. Every slope gives a line that no cluster of the window is below in the plane of (L_0, price).
+Above all lines the product price * (fill L_0 + E_1) is least at a crossing of two of them or at an
+end, for along a line it is concave; frequency over it is the largest ratio in the window. The worst
+windows are halved until they are no worse than what is known to be true, or very narrow.
 
 What the paths leave out makes the bound larger only: a path may take a node twice; beyond the
-sixth stage from the leaf memory counts as at the sixth; nodes are put into classes by the rate of their
-links, and a link takes bytes over the smaller of the highest rates of both classes.
+sixth stage from the leaf memory counts as at the sixth; nodes are put into classes by the rate of
+their links, and a link takes bytes over the smaller of the highest rates of both classes.
 """
 
 from __future__ import annotations
@@ -392,7 +392,7 @@ def _weighed(prices: Floats, slope: float, seconds: Floats) -> Floats:
 
 
 def valid_ratio(pricing: Pricing, prices: Floats, windows: int) -> float:
-    """By what prices must be multiplied so that no cluster is worth more than the prices of its nodes.
+    """By what prices must be multiplied so that no cluster is worth more than its nodes' prices.
 
     Args:
         windows: how many windows are looked at; more make the ratio smaller.

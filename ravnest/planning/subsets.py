@@ -263,7 +263,8 @@ class _Exact:
 def along(pace: Pace, traits: Traits, labels: int = 16) -> Arrangement | None:
     """The best cuts for nodes in a given order, or None when none fits.
 
-    Keeps up to so many labels per boundary; sixteen are exact but for rare pipelines of many stages.
+    Keeps up to so many labels per boundary; sixteen are exact but for rare pipelines of many
+    stages.
     """
     size, most = len(traits), labels
     excess, loop = _leaf(pace, 1, most)
