@@ -32,9 +32,6 @@ MOST_STAGES = 64
 """Clusters of more stages are not thought of when a pool is bounded."""
 
 
-_LITTLE = Effort(by_worth=1)
-
-
 class LargePool:
     """A pool too large for `exact`.
 
@@ -58,24 +55,22 @@ class LargePool:
     def best(self) -> tuple[Division | None, float]:
         """The division, None where no cluster was found, and a rate that no plan has more of."""
         several = search_pool(self._pace(self._number), self._traits, self._effort)
-        single = search_pool(self._pace(1), self._traits, _LITTLE)
-        alone = [] if single.fastest is None else [single.fastest]
-        divisions = (self._division(several.clusters, self._number), self._division(alone, 1))
-        found = max(
-            (each for each in divisions if each is not None),
-            key=lambda each: each.rate,
-            default=None,
-        )
+        found = self._division(several.clusters, self._number)
         rate = 0.0 if found is None else found.rate
-        return found, self._bound(rate, several, single)
+        single = fastest_cluster(Pricing(self._pace(1), self._traits))
+        if single > rate:
+            fastest = search_pool(self._pace(1), self._traits, self._effort).fastest
+            alone = self._division([] if fastest is None else [fastest], 1)
+            if alone is not None and alone.rate > rate:
+                found, rate = alone, alone.rate
+        return found, self._bound(rate, several)
 
     def bound(self, rate: float) -> float:
         """A rate that no plan has more of, when one with a rate is known."""
-        several = search_pool(self._pace(self._number), self._traits, self._effort)
-        return self._bound(rate, several, search_pool(self._pace(1), self._traits, _LITTLE))
+        return self._bound(rate, search_pool(self._pace(self._number), self._traits, self._effort))
 
-    def _bound(self, rate: float, several: Pool, single: Pool) -> float:
-        pricings = [several.pricing, single.pricing]
+    def _bound(self, rate: float, several: Pool) -> float:
+        pricings = [several.pricing, Pricing(self._pace(1), self._traits)]
         if self._table.last > BOUNDARIES - 1:
             loose = (LooseBoundaries(self._memory(number), number) for number in (self._number, 1))
             pricings = [Pricing(each, self._traits) for each in loose]

@@ -23,6 +23,7 @@ their links, and a link takes bytes over the smaller of the highest rates of bot
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 from collections.abc import Iterator
@@ -92,17 +93,18 @@ class Pricing:
         whole = self.pair(0, pace.size - 1)
         alone = pace.step_time(self.seconds[0][whole], self.excess[0][whole])
         self.alone: Floats = np.where(np.isfinite(alone), pace.microbatch_rate(alone), 0.0)
-        self.pairs: Floats = self._rates_of_pairs()
 
-    def _rates_of_pairs(self) -> Floats:
+    @functools.cached_property
+    def pairs(self) -> Floats:
         """Microbatches per second of every two nodes, [root, leaf]; 0 where they do not fit."""
         pace, traits = self.pace, self.traits
         number = len(self.order)
         best = np.full((number, number), np.inf)
         if self.most_stages < 2:
             return np.zeros_like(best)
-        root, leaf = traits.take(np.arange(number)[:, None]), traits
-        links = pace.link_seconds(root, leaf)
+        slower = np.minimum(traits.rate[:, None], traits.rate)
+        delay = 2.0 * (traits.latency_s[:, None] + traits.latency_s)
+        num_bytes = pace.activation_bytes + pace.gradient_bytes
         for cut in range(1, pace.size - 1):
             first, last = self.pair(0, cut), self.pair(cut, pace.size - 1)
             if first < 0 or last < 0:
@@ -111,7 +113,7 @@ class Pricing:
             if not fits.any():
                 continue
             root_s, leaf_s = self._computing(1, first)[:, None], self._computing(0, last)
-            loop = root_s + leaf_s + links[:, :, cut]
+            loop = root_s + leaf_s + num_bytes[cut] / slower + delay
             longer = pace.periods * np.maximum(0.0, loop / 2 - root_s)
             excess = np.maximum(self.excess[1][first][:, None] + longer, self.excess[0][last])
             np.minimum(best, np.where(fits, pace.is_flushed * loop + excess, np.inf), out=best)
@@ -138,7 +140,7 @@ class Pricing:
         num_bytes = self.pace.activation_bytes + self.pace.gradient_bytes
         self.links: Floats = num_bytes / slower[..., None]  # [class, class, boundary]
 
-    def windows(self, step: float) -> list[Window]:
+    def windows(self, step: float, num_slopes: int = _NUM_SLOPES) -> list[Window]:
         """Windows over all E that clusters of several stages can have, a factor of `step` each."""
         pace, speeds = self.pace, self.traits.flops
         operations = float(pace.work[0, -1])
@@ -147,18 +149,18 @@ class Pricing:
         edges = np.geomspace(low, high, 2 + int(np.log(high / low) / np.log(step))).tolist()
         if not pace.periods:
             edges = [0.0, *edges]
-        return [self.window(*ends) for ends in itertools.pairwise(edges)]
+        return [self.window(*ends, num_slopes) for ends in itertools.pairwise(edges)]
 
-    def window(self, low_s: float, high_s: float) -> Window:
+    def window(self, low_s: float, high_s: float, num_slopes: int = _NUM_SLOPES) -> Window:
         """One window with its slopes."""
-        return Window(low_s, high_s, self._slopes(high_s))
+        return Window(low_s, high_s, self._slopes(high_s, num_slopes))
 
     @property
     def least_loop(self) -> float:
         """No cluster has a shorter L_0: the fastest node computing everything."""
         return float(self.pace.work[0, -1] / self.traits.flops.max())
 
-    def _slopes(self, excess: float) -> tuple[float, ...]:
+    def _slopes(self, excess: float, number: int) -> tuple[float, ...]:
         """0, and from where the curve price * step = frequency is touched at long loops upwards.
 
         The steep ones say what it takes to keep L_0 within the window.
@@ -166,7 +168,7 @@ class Pricing:
         pace = self.pace
         longest = _LONGEST * excess / max(pace.periods, 1)
         flattest = pace.frequency / (pace.is_flushed * longest + excess) ** 2
-        return (0.0, *(flattest * _STEEPER**k for k in range(_NUM_SLOPES)))
+        return (0.0, *(flattest * _STEEPER**k for k in range(number)))
 
     def least_loops(self, window: Window) -> Floats:
         """The shortest L_0 of clusters of each number of stages that keep to a window."""

@@ -12,6 +12,7 @@ from ravnest.planning.table import Floats
 _SURVEYED = 4  # numbers of stages that are looked at, from the least that can fit
 _TRACED = 0.85
 _PARTNERS = 4
+_SLOPES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def _through(
     best: dict[int, Floats] = {}
     where: dict[tuple[int, int], tuple[Paths, int, int, int]] = {}
     sizes = surveyed(pricing)
-    for window in pricing.windows(step):
+    for window in pricing.windows(step, _SLOPES):
         if not any(pricing.is_possible(window, stages) for stages in sizes):
             continue
         paths = Paths(pricing, prices, window)
