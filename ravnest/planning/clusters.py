@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ravnest.errors import NotEnoughMemoryError, PlanningError
 from ravnest.plan.model import NodeSpec
 from ravnest.planning.exact import Division, ExactSearch
+from ravnest.planning.laggards import Parting, without_laggards
 from ravnest.planning.leftovers import reasons
 from ravnest.planning.memory import MemoryModel
 from ravnest.planning.ordering import (
@@ -39,6 +40,8 @@ class Formation:
     Attributes:
         upper_bound: microbatches per second that no division has more of, by the closed form.
         is_optimal: the division is proven to be the best by the closed form.
+        searched_rate: microbatches per second of what was found by the closed form, clusters that
+            are left out for their part in averaging included.
         assumed: of nodes and settings, in words.
     """
 
@@ -46,6 +49,7 @@ class Formation:
     unused: dict[int, str]
     upper_bound: float = float("inf")
     is_optimal: bool = False
+    searched_rate: float = 0.0
     assumed: tuple[str, ...] = ()
 
     @property
@@ -76,13 +80,19 @@ def form_clusters(
     division, bound, is_optimal = planner.best(nodes)
     search = ClusterSearch(table, settings, division.averaged_as)
     clusters = tuple(search.refined(each) for each in division.clusters)
-    unused |= reasons(search, clusters, division.left_out, table.max_stages)
+    searched = sum(cluster.rate for cluster in clusters)
+    parting = Parting(clusters, {})
+    if settings.num_clusters is None:
+        parting = without_laggards(table, settings, clusters)
+    unused |= parting.left_out
+    unused |= reasons(search, parting.clusters, division.left_out, table.max_stages)
     return Formation(
-        clusters,
-        dict(sorted(unused.items())),
-        max(bound, sum(cluster.rate for cluster in clusters)),
-        is_optimal,
-        (*settings.assumed, *assumed),
+        clusters=parting.clusters,
+        unused=dict(sorted(unused.items())),
+        upper_bound=max(bound, searched),
+        is_optimal=is_optimal and not parting.left_out,
+        searched_rate=searched,
+        assumed=(*settings.assumed, *assumed),
     )
 
 

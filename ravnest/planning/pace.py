@@ -206,8 +206,9 @@ class Pace:
         """
         computing, others, fits = self.stage(traits, in_flight, start)
         longer = loop[:, :, start + 1 :] + computing[:, None]
-        period = np.maximum(computing[:, None], longer / in_flight)
-        own = np.where(fits, others, np.inf)[:, None] + self.periods * period
+        own = np.where(fits, others, np.inf)[:, None]
+        if self.periods:  # for none of them an infinite loop would be no number
+            own = own + self.periods * np.maximum(computing[:, None], longer / in_flight)
         return longer, np.maximum(excess[:, :, start + 1 :], own)
 
     def step_time(self, loop: Floats, excess: Floats) -> Floats:

@@ -50,7 +50,7 @@ class LargePool:
         self._table, self._settings = table, settings
         self._nodes = sorted(nodes, key=lambda node: node.node_id)
         self._traits = Traits.of(self._nodes)
-        self._effort = Effort()
+        self._effort = Effort.for_nodes(len(self._nodes))
 
     def best(self) -> tuple[Division | None, float]:
         """The division, None where no cluster was found, and a rate that no plan has more of."""
