@@ -1,10 +1,10 @@
 """How good plans are, by the closed form that they are searched with, and how long planning takes.
 
-`python -m benchmarks.planning [--json] [--quick]`, one thread. Small pools are held against the best
-plan by exhaustive search, an implementation of its own (`planning_exhaustive.py`); large ones against the
-bound that comes with the plan. Both are for what the search found, before clusters are left out whose
-links would keep the others waiting in averaging. `exact / planned` is what the schedule, run action
-by action with the true rings, makes of the plan that is left.
+`python -m benchmarks.planning [--json] [--quick]`, one thread. Small pools are held against the
+best plan by exhaustive search, an implementation of its own (`planning_exhaustive.py`); large ones
+against the bound that comes with the plan. Both are for what the search found, before clusters are
+left out whose links would keep the others waiting in averaging. `exact / planned` is what the
+schedule, run action by action with the true rings, makes of the plan that is left.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def main() -> int:
     arguments = parse_arguments(__doc__ or "")
     quick: bool = arguments.quick
     small = small_pools((3, 5, 7) if quick else SMALL_SIZES)
-    medium = large_pools((24,) if quick else MEDIUM_SIZES, LARGE_MODELS[:1] if quick else LARGE_MODELS)
+    medium = large_pools(
+        (24,) if quick else MEDIUM_SIZES, LARGE_MODELS[:1] if quick else LARGE_MODELS
+    )
     large = [] if quick else large_pools(LARGE_SIZES, LARGE_MODELS)
     unequal = unequal_nodes()
     figures: dict[str, Any] = {
@@ -95,7 +97,11 @@ def main() -> int:
             empty_stages(range(1, MAX_NODES + 1, 9 if quick else 1)),
             0,
         ),
-        Claim("pools whose second plan differs", differing_plans((5, 24) if quick else (5, 12, 100)), 0),
+        Claim(
+            "pools whose second plan differs",
+            differing_plans((5, 24) if quick else (5, 12, 100)),
+            0,
+        ),
     ]
     return finish(figures, claims, as_json=arguments.json)
 
@@ -141,9 +147,7 @@ def plan(name: str, nodes: Sequence[NodeSpec]) -> Planned:
     rings = form_rings(costs.stored, clusters, [each.cutting.cuts for each in formation.clusters])
     model = PlannedModel(table, costs.stored, costs.num_samples)
     prediction = predict(model, formation, rings, settings)
-    return Planned(
-        formation, seconds, prediction.samples_per_s / prediction.planned_samples_per_s
-    )
+    return Planned(formation, seconds, prediction.samples_per_s / prediction.planned_samples_per_s)
 
 
 def _row(name: str, nodes: Sequence[NodeSpec], planned: Planned | None) -> dict[str, Any]:
@@ -193,7 +197,9 @@ def unequal_nodes() -> dict[str, float]:
     found = {}
     for mbps in (100, 1000):
         nodes = [
-            NodeSpec(i, f"192.0.2.1:{8000 + i}", "0.0.0.0:8000", int(ram * 1e9), mbps * 1e6, flops, 0.01)
+            NodeSpec(
+                i, f"192.0.2.1:{8000 + i}", "0.0.0.0:8000", int(ram * 1e9), mbps * 1e6, flops, 0.01
+            )
             for i, (ram, flops) in enumerate(((16, 4e11), (8, 2e11), (4, 1e11)))
         ]
         equal = _equal_split(table, nodes, settings)
@@ -206,9 +212,7 @@ def unequal_nodes() -> dict[str, float]:
     return found
 
 
-def _equal_split(
-    table: CostTable, nodes: Sequence[NodeSpec], settings: PlanningSettings
-) -> float:
+def _equal_split(table: CostTable, nodes: Sequence[NodeSpec], settings: PlanningSettings) -> float:
     """Microbatches per second of a pipeline with the same number of layers on every node."""
     memory = MemoryModel(table, settings, is_averaged=False)
     size = len(nodes)

@@ -1,4 +1,4 @@
-"""Models and pools of nodes for the benchmark of planning: drawn by seed, as unlike as people's are."""
+"""Models and pools of nodes for the benchmark of planning, drawn by seed, as unlike as can be."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _BANDWIDTH_BPS = (10e6, 1000e6)
 _LATENCY_S = (0.001, 0.1)
 
 
-def gpt(layers: int, width: int, *, samples: int, tokens: int = 512, vocabulary: int = 50257) -> (
-    GraphCosts
-):
+def gpt(
+    layers: int, width: int, *, samples: int, tokens: int = 512, vocabulary: int = 50257
+) -> GraphCosts:
     """A decoder: embedding, blocks, and a head of its own weights; cut between any two of them.
 
-    Work and sizes by the usual counts: 24 width^2 operations per token and block, and 4 width per token
-    and token before it.
+    Work and sizes by the usual counts: 24 width^2 operations per token and block, and 4 width per
+    token and token before it.
     """
     rows = samples * tokens
     block_flops = 24.0 * width**2 * rows + 4.0 * tokens * rows * width
@@ -41,7 +41,7 @@ def gpt(layers: int, width: int, *, samples: int, tokens: int = 512, vocabulary:
 
 
 def cnn(samples: int) -> GraphCosts:
-    """A residual network for images of 224 by 224: early blocks large in values, late ones in weights."""
+    """A residual network for images: early blocks large in values, late ones in weights."""
     flops, saved, written, sizes, crossing = [], [], [], [], []
     for stage, (blocks, channels, side) in enumerate(
         ((3, 256, 56), (8, 512, 28), (23, 1024, 14), (3, 2048, 7))
@@ -70,7 +70,8 @@ def _chain(
     samples: int,
 ) -> GraphCosts:
     stored = tuple(
-        ParameterCost(f"part{i}.weight", size * _FP32, True, True, i) for i, size in enumerate(sizes)
+        ParameterCost(f"part{i}.weight", size * _FP32, True, True, i)
+        for i, size in enumerate(sizes)
     )
     cuts = tuple(Cut(i + 1, num_bytes, num_bytes) for i, num_bytes in enumerate(crossing))
     return GraphCosts(
@@ -87,8 +88,8 @@ def _chain(
 def pool(number: int, seed: int) -> list[NodeSpec]:
     """Nodes of which nothing goes with anything else.
 
-    Memory of 2 to 64 GB, of which nine tenths are offered; speed over a factor of 20, links of 10 to
-    1,000 Mbit/s and delays of 1 to 100 ms, all three even on a logarithmic scale.
+    Memory of 2 to 64 GB, of which nine tenths are offered; speed over a factor of 20, links of 10
+    to 1,000 Mbit/s and delays of 1 to 100 ms, all three even on a logarithmic scale.
     """
     draw = random.Random(seed)
     return [

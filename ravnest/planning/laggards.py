@@ -37,9 +37,7 @@ def without_laggards(
     table: CostTable, settings: PlanningSettings, clusters: Sequence[Cluster]
 ) -> Parting:
     """The clusters with the highest rate of all, everybody waiting for the slowest round."""
-    ranked = sorted(
-        clusters, key=lambda each: (_round_seconds(table, each), each.nodes[0].node_id)
-    )
+    ranked = sorted(clusters, key=lambda each: (_round_seconds(table, each), each.nodes[0].node_id))
     round_s = [_round_seconds(table, each) for each in ranked]
     totals = [
         _rate_together(ranked[:number], round_s[:number], settings)

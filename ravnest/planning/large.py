@@ -53,7 +53,7 @@ class Effort:
 
     @classmethod
     def for_nodes(cls, number: int) -> Effort:
-        """What takes a second or so up to 100 nodes, and ten up to 1,000; near the optimum anyway."""
+        """What takes a second or so up to 100 nodes, and ten up to 1,000."""
         if number <= _FEW:
             return cls(5, 1, 1.3, 24)
         return cls(5, 1, 1.3, 32) if _SOME < number <= _MORE else cls(4, 0, 1.3, 20)

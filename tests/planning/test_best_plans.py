@@ -78,9 +78,7 @@ def _with_delay(node: NodeSpec) -> NodeSpec:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_both_ways_of_trying_everything_agree(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_ways_of_trying_everything_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     table, nodes = cost_table(_SMALL), pool(4, seed)
     plain = best_rate(table, PlanningSettings(), nodes)
     monkeypatch.setattr(planning_exhaustive, "PLAIN_NODES", 0)
@@ -99,7 +97,7 @@ def test_no_plan_beats_the_bound(costs: GraphCosts, seed: int) -> None:
 
 @pytest.mark.parametrize("schedule", list(Schedule))
 def test_the_bound_holds_for_cuts_that_the_search_does_not_look_at(schedule: Schedule) -> None:
-    """Ninety cuts, of which a pool's search sees a quarter: plans along all stay below the bound."""
+    """Of ninety cuts a pool's search sees a quarter; plans along all stay below the bound."""
     draw = random.Random(3)
     num = 90
     costs = GraphCosts(
