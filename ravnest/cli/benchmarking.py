@@ -108,8 +108,8 @@ def listen_for_probes(
     bind = _bind(node_id, address, node_configs)
     with ProbeListener(bind, insecure=insecure) as listener:
         until = "Ctrl-C ends it" if seconds is None else f"for {seconds:g} s"
-        typer.echo(f"listening for probes on {bind}; {until}", err=True)
-        try:
+        try:  # from the line on that says what Ctrl-C does
+            typer.echo(f"listening for probes on {bind}; {until}", err=True)
             listener.wait(seconds)
         except KeyboardInterrupt:
             typer.echo("", err=True)

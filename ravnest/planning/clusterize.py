@@ -137,7 +137,8 @@ def clusterize(
     config_file = folder / _CONFIG_FILE if node_configs is None else Path(node_configs)
     configs = nodes_to_plan_for(load_node_configs(config_file))
     nodes = tuple(_node_spec(config) for config in configs)
-    source = weight_source(model, weights)
+    # A plan alone needs sizes and no values.
+    source = None if dry_run and weights is None else weight_source(model, weights)
     with wholly_on_meta(model):
         captured = capture_model(model, args, kwargs, run_forward=pass_data, leaves=leaves)
     streamed = None if source is None else StreamedWeights(captured, model, source)

@@ -226,8 +226,11 @@ class _Exact:
         rest = self._pace.work[0, start] / np.where(fastest > 0, fastest, np.inf)
         whole = loop + rest[:, None, None]
         size = int(self._subsets.totals[-1])
-        least = self._pace.step_time(whole, np.maximum(excess, self._pace.periods * whole / size))
-        kept: Floats = np.where(least < self._limit_s, excess, np.inf)
+        least = excess
+        if self._pace.periods:  # for none of them an infinite loop would be no number
+            least = np.maximum(excess, self._pace.periods * whole / size)
+        in_time = self._pace.step_time(whole, least) < self._limit_s
+        kept: Floats = np.where(in_time, excess, np.inf)
         return kept
 
     def _merge(self, before: Ints, new: Ints, after: Ints) -> tuple[Floats, Floats]:

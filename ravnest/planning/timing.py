@@ -179,12 +179,15 @@ def _step_time(pipeline: PipelineTime) -> float:
 
 
 def _long_run(steps: Sequence[float]) -> float:
-    """Mean of the shortest pattern that the last steps repeat; of their second half else."""
-    for length in range(1, len(steps) // 3 + 1):
-        last, before = steps[-length:], steps[-2 * length : -length]
-        if all(abs(a - b) <= _SAME * max(a, b) for a, b in zip(last, before, strict=True)):
-            return sum(last) / length
+    """Mean of the shortest pattern that the second half of the steps repeats; its mean else.
+
+    All of that half has to repeat it: a pattern of six may well have five alike in a row.
+    """
     half = steps[len(steps) // 2 :]
+    for length in range(1, len(half) // 2 + 1):
+        repeats = zip(half, half[length:], strict=False)
+        if all(abs(a - b) <= _SAME * max(a, b) for a, b in repeats):
+            return sum(half[-length:]) / length
     return sum(half) / len(half)
 
 

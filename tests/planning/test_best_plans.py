@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import planning_exhaustive
@@ -44,6 +44,7 @@ def _draw_pool(draw: random.Random, number: int) -> list[NodeSpec]:
 
 
 @settings(max_examples=40, deadline=None)
+@example(seed=4, number=4, schedule=Schedule.ONE_F_ONE_B, frequency=1, ratio=1.0)
 @given(
     seed=st.integers(0, 10**6),
     number=st.integers(1, 4),

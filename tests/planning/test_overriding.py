@@ -125,3 +125,13 @@ def test_clusterize_keeps_its_signature() -> None:
     parameters = inspect.signature(clusterize).parameters
     assert list(parameters)[:4] == ["model", "example_args", "example_kwargs", "pass_data"]
     assert parameters["dry_run"].default is False
+
+
+def test_a_dry_run_needs_no_weights(tmp_path: Path, node_configs: NodeConfigs) -> None:
+    folder = node_configs(tmp_path, 2)
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    plan = clusterize(model, EXAMPLE, node_data=folder, num_clusters=1, dry_run=True)
+    assert len(plan.stages) == 2
+    with pytest.raises(ConfigError, match="weights is not given"):
+        clusterize(model, EXAMPLE, node_data=folder, num_clusters=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from simulated_plans import make_plan
 
@@ -18,6 +18,14 @@ stages = st.lists(
 )
 
 
+@example(  # repeats every six steps, five of which are alike
+    [(0.25, 0.64, 0.078), (0.031, 0.55, 0.187), *[(0.09, 0.446, 0.0)] * 4],
+    Schedule.ASYNC,
+    1,
+    164_731,
+    11_079,
+    0.2537,
+)
 @given(
     stages,
     st.sampled_from(Schedule),
