@@ -61,7 +61,8 @@ def survey(
     worth = pricing.alone / prices
     of_pairs = worth_of_pairs(pricing, prices)
     worth = np.maximum(worth, np.maximum(of_pairs.max(axis=0), of_pairs.max(axis=1)))
-    of_triples = worth_of_triples(pricing, prices) if pricing.first > FIRST else None
+    knows_triples = pricing.first > FIRST and pricing.most_stages >= FIRST
+    of_triples = worth_of_triples(pricing, prices) if knows_triples else None
     if of_triples is not None:
         for others in ((1, 2), (0, 2), (0, 1)):
             worth = np.maximum(worth, of_triples.max(axis=others))
