@@ -21,9 +21,10 @@ from scipy import optimize, sparse
 
 from ravnest.planning.labels import relaxed_pair
 from ravnest.planning.pace import Pace, Traits
-from ravnest.planning.prices import FIRST, Pricing, valid_ratio
+from ravnest.planning.prices import FIRST, Pricing
 from ravnest.planning.surveying import survey, surveyed
 from ravnest.planning.table import Floats, Ints
+from ravnest.planning.validity import valid_ratio
 
 _GUESS = 0.7  # of what a node computes alone goes into its first price
 _CHANGE = (0.8, 2.0)
@@ -177,7 +178,7 @@ def fastest_cluster(pricing: Pricing) -> float:
     """A rate that no single cluster has more of."""
     pace = pricing.pace
     best = max(float(pricing.alone.max()), float(pricing.pairs.max(initial=0.0)))
-    if pricing.first > FIRST and pricing.most_stages >= FIRST:
+    if pricing.has_triples and pricing.most_stages >= FIRST:
         best = max(best, float(pricing.triples.max()))
     if pricing.most_stages < pricing.first:
         return best

@@ -25,7 +25,6 @@ their links, and a link takes bytes over the smaller of the highest rates of bot
 from __future__ import annotations
 
 import functools
-import heapq
 import itertools
 from dataclasses import dataclass
 
@@ -42,8 +41,6 @@ _TRIPLES = 100
 
 _KINDS = 6
 _RATE_CLASSES = 12
-_WIDEST = 1.4
-_NARROWEST = 1.005
 _LONGEST = 10  # stages whose L_0 the flattest slope is made for
 _STEEPER = 1.8
 _NUM_SLOPES = 7
@@ -70,7 +67,7 @@ class Pricing:
 
     Args:
         kinds: positions from the leaf whose memory is told apart, if more than six.
-        knows_triples: clusters of three need no bound, as far as there are few enough nodes.
+        knows_triples: clusters of three are looked at by themselves.
     """
 
     def __init__(
@@ -97,7 +94,8 @@ class Pricing:
         places = range(1, self.num_kinds + 1)
         self.fits = [pace.fits(traits, place)[:, self.start, self.end].T for place in places]
         self.fitting = [self._numbers_fitting(each) for each in self.fits]
-        self.first = FIRST + (knows_triples and len(traits) <= _TRIPLES)
+        self.has_triples = knows_triples and len(traits) <= _TRIPLES
+        self.first = FIRST + knows_triples
         self._free: dict[float, Paths] = {}
         whole = self.pair(0, pace.size - 1)
         step_s = pace.step_time(self.computing[0][whole], self.excess[0][whole])
@@ -505,63 +503,6 @@ def _weighed(prices: Floats, slope: float, seconds: Floats) -> Floats:
     return prices + slope * seconds
 
 
-def valid_ratio(
-    pricing: Pricing,
-    prices: Floats,
-    windows: int,
-    culprits: dict[tuple[int, ...], float] | None = None,
-) -> float:
-    """What prices must be multiplied by so that no cluster is worth more than those of its nodes.
-
-    Args:
-        windows: how many windows are halved; more make the ratio smaller.
-        culprits: takes in clusters of the worst windows, as the bound sees them, with their rates.
-    """
-    prices = prices[pricing.order]
-    known = float((pricing.alone / prices).max())
-    if pricing.most_stages > 1:
-        known = max(known, float(worth_of_pairs(pricing, prices).max()))
-    if pricing.first > FIRST and pricing.most_stages >= FIRST:
-        known = max(known, float(worth_of_triples(pricing, prices).max()))
-    if pricing.most_stages < pricing.first:
-        return known
-    known = max(known, _beyond(pricing, prices))
-    open_: list[tuple[float, float, float]] = []
-    for window in pricing.windows(_WIDEST):
-        heapq.heappush(
-            open_, (-_ratio_in(pricing, prices, window, known), window.low_s, window.high_s)
-        )
-    for _ in range(windows):
-        worst, low, high = open_[0]
-        if -worst <= known or high <= low * _NARROWEST:
-            break
-        middle = (low * high) ** 0.5 if low else high / 2
-        heapq.heappop(open_)
-        for ends in ((low, middle), (middle, high)):
-            window = pricing.window(*ends)
-            ratio = min(-worst, _ratio_in(pricing, prices, window, known, culprits))
-            heapq.heappush(open_, (-ratio, *ends))
-    return max(known, -open_[0][0])
-
-
-def _ratio_in(
-    pricing: Pricing,
-    prices: Floats,
-    window: Window,
-    known: float,
-    culprits: dict[tuple[int, ...], float] | None = None,
-) -> float:
-    """The largest ratio in a window, or what is known where that is not less."""
-    if not pricing.may_have_clusters(window):
-        return 0.0
-    paths = Paths(pricing, prices, window)
-    ratio, worst = paths.ratio(known)
-    if culprits is not None and ratio > known:
-        nodes, rate = paths.culprit(worst)
-        culprits[nodes] = max(rate, culprits.get(nodes, 0.0))
-    return ratio
-
-
 def worth_of_pairs(pricing: Pricing, prices: Floats) -> Floats:
     """Rate over price, [root, leaf]."""
     found: Floats = pricing.pairs / (prices[:, None] + prices)
@@ -573,10 +514,3 @@ def worth_of_triples(pricing: Pricing, prices: Floats) -> Floats:
     pairs = prices[:, None] + prices
     found: Floats = pricing.triples / (pairs[:, :, None] + prices)
     return found
-
-
-def _beyond(pricing: Pricing, prices: Floats) -> float:
-    """The largest ratio of clusters of so large an E that no window has it."""
-    cheapest = 3.0 * float(prices.min())
-    highest = pricing.windows(_WIDEST)[-1].high_s
-    return pricing.pace.frequency / (highest * max(cheapest, _TINY))

@@ -61,7 +61,7 @@ def survey(
     worth = pricing.alone / prices
     of_pairs = worth_of_pairs(pricing, prices)
     worth = np.maximum(worth, np.maximum(of_pairs.max(axis=0), of_pairs.max(axis=1)))
-    knows_triples = pricing.first > FIRST and pricing.most_stages >= FIRST
+    knows_triples = pricing.has_triples and pricing.most_stages >= FIRST
     of_triples = worth_of_triples(pricing, prices) if knows_triples else None
     if of_triples is not None:
         for others in ((1, 2), (0, 2), (0, 1)):
@@ -83,10 +83,9 @@ def survey(
 
 def surveyed(pricing: Pricing) -> range:
     """Numbers of stages of the clusters that are looked for; models may need many."""
-    if pricing.most_stages < pricing.first:
-        return range(0)
+    first = FIRST + pricing.has_triples
     anything = Window(0.0, np.inf, (1.0,))
-    for least in range(pricing.first, pricing.most_stages + 1):
+    for least in range(first, pricing.most_stages + 1):
         if np.isfinite(pricing.least_loop_of(anything, least)):
             return range(least, min(least + _SURVEYED, pricing.most_stages + 1))
     return range(0)
