@@ -17,17 +17,21 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 def write_loopback_nodes(folder: Path, count: int, *, memory_gb: float) -> None:
     """Describes nodes of this machine, on ports that are free now."""
+    benchmarks = {"ram": memory_gb, "bandwidth": 1000}
+    nodes = {
+        str(node_id): {"IP": f"127.0.0.1:{port}", "benchmarks": benchmarks}
+        for node_id, port in enumerate(free_ports(count))
+    }
+    (folder / "node_configs.json").write_text(json.dumps(nodes))
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
-        ports = [each.getsockname()[1] for each in sockets]
-    benchmarks = {"ram": memory_gb, "bandwidth": 1000}
-    nodes = {
-        str(node_id): {"IP": f"127.0.0.1:{port}", "benchmarks": benchmarks}
-        for node_id, port in enumerate(ports)
-    }
-    (folder / "node_configs.json").write_text(json.dumps(nodes))
+        return [each.getsockname()[1] for each in sockets]
 
 
 def run_processes(commands: Sequence[Sequence[str]], work: Path, timeout_s: float) -> None:

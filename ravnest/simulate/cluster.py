@@ -77,7 +77,7 @@ class StageRun:
         self.record = record
         self.marked_steps = frozenset(marked_steps)
         self.incoming: list[list[float]] = [[] for _ in range(num_lanes)]
-        self.outgoing: list[OutgoingLane | None] = [None] * num_lanes
+        self.outgoing: list[OutgoingLane[StageRun] | None] = [None] * num_lanes
         self.variation: tuple[float, float] = (0.0, 0.0)
         self.random: Random | None = None
         self.position = 0

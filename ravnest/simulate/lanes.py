@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from ravnest.plan.prediction import Traffic
 
-if TYPE_CHECKING:
-    from ravnest.simulate.cluster import StageRun
+Target = TypeVar("Target")
 
 Record = list[tuple[int, int, float, float]]
 """Kind (of a message: 0), number, begin and end."""
 
 
-class OutgoingLane:
+class OutgoingLane(Generic[Target]):
     """Messages of one kind from one stage to another.
 
     Args:
-        target: who receives.
+        target: who receives; of no concern here.
         arrivals: the receiving end's list of arrival times, by position of the message.
         seconds: that a message occupies the sender's uplink.
         latency_s: from the last byte's leaving to its arrival.
@@ -32,7 +31,7 @@ class OutgoingLane:
 
     def __init__(
         self,
-        target: StageRun,
+        target: Target,
         arrivals: list[float],
         traffic: Traffic,
         num_bytes: int,

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from quick_form import run_benchmark
 
 
 @pytest.mark.processes
 def test_the_short_form_holds() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.memory", "--json", "--quick"],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode in (0, 1), done.stderr
-    report = json.loads(done.stdout)
+    _, report = run_benchmark("memory", "--quick")
     assert len(report["cases"]) == len(report["claims"]) == 2
     for rows in report["cases"].values():
         assert len(rows) == 2

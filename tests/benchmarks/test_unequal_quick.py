@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from quick_form import run_benchmark
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="throttles through Linux's clocks")
 def test_the_short_form_reports_every_figure() -> None:
-    finished = subprocess.run(
-        [sys.executable, "-m", "benchmarks.unequal", "--json", "--quick"],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert finished.returncode in (0, 1), finished.stderr
-    report = json.loads(finished.stdout)
+    _, report = run_benchmark("unequal", "--quick", timeout_s=170)
     planned, equal = report["planned async"], report["equal async"]
     assert planned["samples_per_s"] > 0
     assert equal["samples_per_s"] > 0

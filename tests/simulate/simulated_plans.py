@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
 
 from ravnest.plan.model import NodeSpec, Plan, Replica, RingPlan, StagePlan
 from ravnest.plan.prediction import (
@@ -15,6 +18,42 @@ from ravnest.plan.prediction import (
     StagePrediction,
     Traffic,
 )
+from ravnest.stage.schedule import Schedule
+
+
+class Pipeline(NamedTuple):
+    """One cluster, in the arguments of `make_plan`."""
+
+    cluster: list[tuple[float, float, float]]
+    schedule: Schedule
+    update_frequency: int
+    activation_bytes: int
+    gradient_bytes: int
+    latency_s: float
+
+    def plan(self, **more: Any) -> Plan:
+        """The plan of this one cluster."""
+        settings = self._asdict()
+        return make_plan([settings.pop("cluster")], **settings, **more)
+
+
+def pipelines(max_stages: int) -> st.SearchStrategy[Pipeline]:
+    """Any pipeline of so many stages at most."""
+    seconds = st.floats(0.01, 1)
+    stages = st.lists(
+        st.tuples(seconds, seconds, st.floats(0, 0.3)), min_size=1, max_size=max_stages
+    )
+    num_bytes = st.integers(0, 400_000)
+    return st.builds(
+        Pipeline,
+        stages,
+        st.sampled_from(Schedule),
+        st.integers(1, 8),
+        num_bytes,
+        num_bytes,
+        st.floats(0, 0.5),
+    )
+
 
 NO_MEMORY = MemoryBudget(0, 0, 0, 0, 0, 0, 0, 0, 0)
 BANDWIDTH_BPS = 8e6  # a byte takes a microsecond

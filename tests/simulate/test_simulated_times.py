@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_plans import make_plan
+from simulated_plans import Pipeline, make_plan, pipelines
 
 from ravnest.plan.prediction import Traffic
 from ravnest.simulate.result import Work
@@ -18,10 +18,6 @@ from ravnest.stage.schedule import Action, ActionKind, Schedule, StagePosition, 
 
 KINDS = {ActionKind.FORWARD: Work.FORWARD, ActionKind.BACKWARD: Work.BACKWARD}
 KINDS |= {ActionKind.STEP: Work.UPDATE}
-
-stages = st.lists(
-    st.tuples(st.floats(0.01, 1), st.floats(0.01, 1), st.floats(0, 0.3)), min_size=1, max_size=5
-)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 5, 9])
@@ -95,33 +91,19 @@ def test_the_slower_end_sets_the_rate() -> None:
     assert simulate(plan).clusters[0].step_time_s == pytest.approx(4 * 4)
 
 
-@given(
-    stages,
-    st.sampled_from(Schedule),
-    st.integers(1, 6),
-    st.integers(0, 200_000),
-    st.integers(0, 200_000),
-    st.floats(0, 0.5),
-)
-def test_every_interval_is_where_a_plain_recursion_puts_it(
-    cluster: list[tuple[float, float, float]],
-    schedule: Schedule,
-    frequency: int,
-    activation_bytes: int,
-    gradient_bytes: int,
-    latency_s: float,
-) -> None:
-    plan = make_plan(
-        [cluster],
-        schedule=schedule,
-        update_frequency=frequency,
-        activation_bytes=activation_bytes,
-        gradient_bytes=gradient_bytes,
-        latency_s=latency_s,
+@given(pipelines(5))
+def test_every_interval_is_where_a_plain_recursion_puts_it(pipeline: Pipeline) -> None:
+    cluster = pipeline.cluster
+    result = simulate(pipeline.plan(), SimulationSettings(num_steps=4, timeline=True))
+    sizes = pipeline.activation_bytes, pipeline.gradient_bytes
+    expected = by_recursion(
+        cluster,
+        pipeline.schedule,
+        pipeline.update_frequency,
+        4,
+        sizes,
+        2 * pipeline.latency_s,
     )
-    result = simulate(plan, SimulationSettings(num_steps=4, timeline=True))
-    sizes = activation_bytes, gradient_bytes
-    expected = by_recursion(cluster, schedule, frequency, 4, sizes, 2 * latency_s)
     assert result.timeline is not None
     for node, intervals in result.timeline.nodes.items():
         assert [(i.work, i.number) for i in intervals] == [(w, n) for w, n, _ in expected[node]]
