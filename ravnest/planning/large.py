@@ -22,6 +22,7 @@ from scipy import optimize, sparse
 from ravnest.planning.labels import relaxed_pair
 from ravnest.planning.pace import Pace, Traits
 from ravnest.planning.prices import FIRST, Pricing
+from ravnest.planning.reach import Reach
 from ravnest.planning.surveying import survey, surveyed
 from ravnest.planning.table import Floats, Ints
 from ravnest.planning.validity import valid_ratio
@@ -128,21 +129,22 @@ class Pool:
         clusters: orders of nodes, disjoint.
         fastest: the one cluster with the highest rate, None where none fits.
         prices: of the nodes, near those that prove the best bound.
-        pricing: what they are held against.
+        reach: of the clusters that they are held against.
     """
 
     clusters: list[tuple[int, ...]]
     fastest: tuple[int, ...] | None
     prices: Floats
-    pricing: Pricing
+    reach: Reach
 
 
 def search_pool(pace: Pace, traits: Traits, effort: Effort) -> Pool:
     """Clusters with much rate, and prices for a bound."""
-    pricing = Pricing(pace, traits)
-    kinds = max(surveyed(pricing), default=0)
-    if kinds > pricing.num_kinds:
-        pricing = Pricing(pace, traits, kinds)
+    reach = Reach(Pricing(pace, traits))
+    kinds = max(surveyed(reach), default=0)
+    if kinds > reach.pricing.num_kinds:
+        reach = Reach(Pricing(pace, traits, kinds))
+    pricing = reach.pricing
     alone = pricing.in_pool_order(pricing.alone)
     columns = Columns(pace, traits)
     columns.add((node,) for node in np.flatnonzero(alone > 0).tolist())
@@ -153,12 +155,12 @@ def search_pool(pace: Pace, traits: Traits, effort: Effort) -> Pool:
     for iteration in range(effort.by_worth + effort.by_duals):
         if iteration == effort.by_worth:
             known.clear()
-        seen = survey(pricing, prices, effort.step, known)
+        seen = survey(reach, prices, effort.step, known)
         columns.add(seen.clusters)
         for key, rate in seen.relaxed.items():
             loose[key] = max(rate, loose.get(key, 0.0))
         if iteration >= effort.by_worth - _LATE:
-            ratio = valid_ratio(pricing, prices, _QUICK, loose)
+            ratio = valid_ratio(reach, prices, _QUICK, loose)
             if 0.0 < ratio * float(prices.sum()) < bound:
                 bound, best = ratio * float(prices.sum()), prices * ratio
         if iteration < effort.by_worth:
@@ -166,17 +168,17 @@ def search_pool(pace: Pace, traits: Traits, effort: Effort) -> Pool:
         else:
             prices = _PART * _dual(loose, alone) + (1 - _PART) * best if loose else best
     fastest = max(columns.found.values(), key=lambda each: each[1], default=None)
-    return Pool(_whole(columns), None if fastest is None else fastest[0], best, pricing)
+    return Pool(_whole(columns), None if fastest is None else fastest[0], best, reach)
 
 
-def upper_bound(pricing: Pricing, prices: Floats, windows: int) -> float:
+def upper_bound(reach: Reach, prices: Floats, windows: int) -> float:
     """A rate that no plan has more of."""
-    return float(prices.sum()) * valid_ratio(pricing, prices, windows)
+    return float(prices.sum()) * valid_ratio(reach, prices, windows)
 
 
-def fastest_cluster(pricing: Pricing) -> float:
+def fastest_cluster(reach: Reach) -> float:
     """A rate that no single cluster has more of."""
-    pace = pricing.pace
+    pricing, pace = reach.pricing, reach.pricing.pace
     best = max(float(pricing.alone.max()), float(pricing.pairs.max(initial=0.0)))
     if pricing.has_triples and pricing.most_stages >= FIRST:
         best = max(best, float(pricing.triples.max()))
@@ -184,8 +186,8 @@ def fastest_cluster(pricing: Pricing) -> float:
         return best
     for window in pricing.windows(_NARROW):
         for stages in range(pricing.first, pricing.most_stages + 1):
-            if pricing.is_possible(window, stages):
-                loop = pricing.least_loop_of(window, stages)
+            if reach.is_possible(window, stages):
+                loop = reach.least_loop_of(window, stages)
                 best = max(best, pace.frequency / (pace.is_flushed * loop + window.low_s))
         if pace.frequency / window.high_s < best:
             break

@@ -16,6 +16,7 @@ from ravnest.planning.memory import MemoryModel
 from ravnest.planning.ordering import Cluster, ClusterSearch
 from ravnest.planning.pace import Pace, Traits
 from ravnest.planning.prices import Pricing
+from ravnest.planning.reach import Reach
 from ravnest.planning.settings import PlanningSettings
 from ravnest.planning.subsets import along
 from ravnest.planning.table import Bools, CostTable, Floats, Ints
@@ -70,12 +71,11 @@ class LargePool:
         return self._bound(rate, search_pool(self._pace(self._number), self._traits, self._effort))
 
     def _bound(self, rate: float, several: Pool) -> float:
-        pricing = several.pricing
+        reach = several.reach
         if self._is_thinned:
-            pricing = Pricing(
-                LooseBoundaries(self._memory(self._number), self._number), self._traits
-            )
-        bound = upper_bound(pricing, several.prices, self._effort.windows)
+            loose = LooseBoundaries(self._memory(self._number), self._number)
+            reach = Reach(Pricing(loose, self._traits))
+        bound = upper_bound(reach, several.prices, self._effort.windows)
         return max(rate, min(max(bound, self._fastest_single), self._total_speed()))
 
     @functools.cached_property
@@ -84,7 +84,7 @@ class LargePool:
         pace = self._pace(1)
         if self._is_thinned:
             pace = LooseBoundaries(self._memory(1), 1)
-        return fastest_cluster(Pricing(pace, self._traits, knows_triples=False))
+        return fastest_cluster(Reach(Pricing(pace, self._traits, knows_triples=False)))
 
     @property
     def _is_thinned(self) -> bool:

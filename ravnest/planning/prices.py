@@ -44,8 +44,6 @@ _RATE_CLASSES = 12
 _LONGEST = 10  # stages whose L_0 the flattest slope is made for
 _STEEPER = 1.8
 _NUM_SLOPES = 7
-_PROMISING = 0.6
-_TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,6 @@ class Pricing:
         self.fitting = [self._numbers_fitting(each) for each in self.fits]
         self.has_triples = knows_triples and len(traits) <= _TRIPLES
         self.first = FIRST + knows_triples
-        self._free: dict[float, Paths] = {}
         whole = self.pair(0, pace.size - 1)
         step_s = pace.step_time(self.computing[0][whole], self.excess[0][whole])
         rates = pace.microbatch_rate(step_s)
@@ -235,12 +232,6 @@ class Pricing:
         flattest = pace.frequency / (pace.is_flushed * longest + excess) ** 2
         return (0.0, *(flattest * _STEEPER**k for k in range(number)))
 
-    def least_loop_of(self, window: Window, stages: int) -> float:
-        """The shortest L_0 of clusters of so many stages that keep to a window."""
-        if window.high_s not in self._free:
-            self._free[window.high_s] = Paths.without_prices(self, window)
-        return float(self._free[window.high_s].least(stages)[0])
-
     def allowed(self, window: Window) -> list[Floats]:
         """Seconds of stages, infinite where they do not keep to a window."""
         limit = window.high_s * (1 + 1e-9)
@@ -248,22 +239,6 @@ class Pricing:
             np.where(excess <= limit, seconds, np.inf)
             for seconds, excess in zip(self.seconds, self.excess, strict=True)
         ]
-
-    def is_possible(self, window: Window, stages: int) -> bool:
-        """Whether the paths of the bound let any cluster of so many stages be in a window."""
-        least, longest = self.least_loop_of(window, stages), self.longest_loop(window, stages)
-        return bool(np.isfinite(least) and least <= longest * (1 + 1e-9))
-
-    def may_have_clusters(self, window: Window) -> bool:
-        """Whether any cluster of several stages can be in a window."""
-        sizes = range(self.first, self.most_stages + 1)
-        return any(self.is_possible(window, stages) for stages in sizes)
-
-    def longest_loop(self, window: Window, stages: int) -> float:
-        """The longest L_0 of a cluster in a window: a period is no shorter than L_0 / stages."""
-        if not self.pace.periods:
-            return 1e9 * self.least_loop
-        return stages * window.high_s / self.pace.periods
 
     def in_pool_order(self, values: Floats) -> Floats:
         """Values by node as the caller numbers them."""
@@ -288,219 +263,6 @@ class Pricing:
                 loop += float(self.links[one, other, cuts[index]])
         excess = max(excess, self.pace.periods * loop / stages)
         return self.pace.frequency / (self.pace.is_flushed * loop + excess)
-
-
-class Paths:
-    """Shortest paths by price + slope * seconds, for all slopes of a window.
-
-    Arrays have an axis of slopes first. A class is that of a node's link.
-    """
-
-    def __init__(self, pricing: Pricing, prices: Floats, window: Window) -> None:
-        self._p, self._prices, self.window = pricing, prices, window
-        self._size = pricing.pace.size
-        self.slopes = np.array(window.slopes)
-        self._links = self.slopes[:, None, None, None] * pricing.links
-        self._seconds = pricing.allowed(window)
-        shape = (len(self.slopes), len(pricing.offsets), self._size, self._size)
-        self._stage = [np.full(shape, np.inf) for _ in range(pricing.num_kinds)]
-        for variant in range(len(self._seconds)):
-            self._fill(variant)
-        last = np.full((len(self.slopes), self._size, pricing.links.shape[0]), np.inf)
-        last[:, -1] = 0.0
-        self._onward = [last]  # by position from the leaf: [slope, boundary, class]
-        self._before: dict[int, dict[int, Floats]] = {}
-
-    @classmethod
-    def without_prices(cls, pricing: Pricing, window: Window) -> Paths:
-        """Paths by seconds alone."""
-        free = cls(pricing, np.zeros(len(pricing.order)), Window(0.0, window.high_s, (1.0,)))
-        free._seconds = []  # large, and needed only to look at single nodes
-        return free
-
-    def _fill(self, variant: int) -> None:
-        """The cheapest node of each class for every stage: [slope, class, start, end] by kind."""
-        p, seconds = self._p, self._seconds[variant]
-        kept = np.flatnonzero(np.isfinite(seconds).any(axis=1))
-        ends = [*p.offsets[1:].tolist(), len(p.classes)]
-        kinds = [k for k in range(p.num_kinds) if p.variant(k) == variant]
-        for k, slope in enumerate(self.slopes.tolist()):
-            costs = _weighed(self._prices, slope, seconds[kept])
-            for low, high in zip(p.offsets.tolist(), ends, strict=True):
-                part = costs[:, low:high]
-                np.minimum.accumulate(part, axis=1, out=part)
-            for kind in kinds:
-                number = p.fitting[kind][kept]
-                column = p.offsets + np.maximum(number, 1) - 1
-                least = np.take_along_axis(costs, column, axis=1)
-                least[number == 0] = np.inf
-                self._stage[kind][k][:, p.start[kept], p.end[kept]] = least.T
-
-    def _kind(self, place: int) -> int:
-        return min(place, len(self._stage)) - 1
-
-    def onward(self, place: int) -> Floats:
-        """Least cost of what follows a stage at a place: [slope, boundary, class of the stage]."""
-        while len(self._onward) < place:
-            stage = self._stage[self._kind(len(self._onward))]
-            after = self._onward[-1].transpose(0, 2, 1)
-            suffix = (stage + after[:, :, None, :]).min(axis=3)  # [slope, class, boundary]
-            self._onward.append((suffix[:, None] + self._links).min(axis=2).transpose(0, 2, 1))
-        return self._onward[place - 1]
-
-    def least(self, stages: int) -> Floats:
-        """The least cost of a cluster of so many stages, per slope."""
-        root = self._stage[self._kind(stages)][:, :, 0].transpose(0, 2, 1)  # [slope, end, class]
-        found: Floats = (root + self.onward(stages)).min(axis=(1, 2))
-        return found
-
-    def ratio(self, known: float) -> tuple[float, int]:
-        """The largest rate over price of a larger cluster in the window, and of how many stages.
-
-        Args:
-            known: a smaller ratio is of no interest.
-        """
-        worst, size = 0.0, self._p.first
-        pace = self._p.pace
-        least_s = pace.is_flushed * self._p.least_loop + self.window.low_s
-        for stages in range(self._p.first, self._p.most_stages + 1):
-            # A cluster costs no less than its last stages, and these no less the more they are.
-            cheapest = float(self.onward(stages)[0].min())
-            if pace.frequency <= max(known, worst) * cheapest * least_s:
-                return max(worst, known), size
-            if self._p.is_possible(self.window, stages):
-                ratio = self._ratio(stages, self.least(stages))
-                if ratio > worst:
-                    worst, size = ratio, stages
-        return worst, size
-
-    def culprit(self, stages: int) -> tuple[tuple[int, ...], float]:
-        """A cluster of so many stages that is worth much, as the bound sees it, and its rate."""
-        worth = [self._touching(k, least) for k, least in enumerate(self.least(stages))]
-        k = 1 + int(np.argmax(worth[1:]))
-        costs, place, pair = self._through(k, stages)
-        node = int(costs.argmin())
-        chain, cuts = self.traced(k, stages, node, int(place[node]), int(pair[node]), once=False)
-        named = self._p.order[chain].tolist()
-        return tuple(sorted(named)), self._p.rate_of(chain, cuts)
-
-    def _ratio(self, stages: int, least: Floats) -> float:
-        pace, window, slopes = self._p.pace, self.window, self.slopes
-        shortest = self._p.least_loop_of(window, stages)
-        longest = max(self._p.longest_loop(window, stages), shortest)
-        i, j = np.triu_indices(len(slopes), 1)
-        crossings = np.clip((least[j] - least[i]) / (slopes[j] - slopes[i]), shortest, longest)
-        loops = np.concatenate(([shortest, longest], crossings))
-        price = (least[:, None] - slopes[:, None] * loops).max(axis=0)
-        product = float((price * (pace.is_flushed * loops + window.low_s)).min())
-        return pace.frequency / max(product, _TINY)
-
-    def through(self, stages: int) -> tuple[int, Floats, Ints, Ints] | None:
-        """By node what the best cluster through it is worth, and its place; None if not much.
-
-        The worth is that of the point in which a line could touch the curve of equal worth, for the
-        slope of which that is most; the place is the position from the leaf, and the pair of
-        boundaries.
-        """
-        if not self._p.is_possible(self.window, stages):
-            return None
-        worth = [self._touching(k, least) for k, least in enumerate(self.least(stages))]
-        k = 1 + int(np.argmax(worth[1:]))
-        if not worth[k] > _PROMISING:
-            return None
-        costs, place, pair = self._through(k, stages)
-        return k, self._touching(k, costs), place, pair
-
-    def _touching(self, k: int, least: Floats) -> Floats:
-        pace, slope, excess = self._p.pace, float(self.slopes[k]), self.window.high_s
-        if pace.is_flushed:
-            half = (least + slope * excess) / 2
-            return pace.frequency * slope / half**2
-        price = np.maximum(least - slope * excess / max(pace.periods, 1), _TINY)
-        found: Floats = pace.frequency / (price * excess)
-        return found
-
-    def _prefixes(self, stages: int) -> dict[int, Floats]:
-        """Least cost of what comes before a place: [slope, boundary, class of the stage there]."""
-        if stages not in self._before:
-            first = np.full_like(self._onward[0], np.inf)
-            first[:, 0] = 0.0
-            found = {stages: first}
-            for place in range(stages, 1, -1):
-                before = found[place].transpose(0, 2, 1)[..., None]
-                stage = (self._stage[self._kind(place)] + before).min(axis=2)
-                linked = (stage[:, None] + self._links).min(axis=2)
-                found[place - 1] = linked.transpose(0, 2, 1)
-            self._before[stages] = found
-        return self._before[stages]
-
-    def _costs(self, k: int, place: int, pairs: Ints | int) -> Floats:
-        """Of stages on every node, at one slope."""
-        kind = self._kind(place)
-        seconds = self._seconds[self._p.variant(kind)][pairs]
-        costs = self._prices + self.slopes[k] * seconds
-        return np.where(self._p.fits[kind][pairs], costs, np.inf)
-
-    def _through(self, k: int, stages: int) -> tuple[Floats, Ints, Ints]:
-        """By node: least cost of a cluster through it, its place from the leaf, and its pair."""
-        p = self._p
-        best = np.full(len(p.classes), np.inf)
-        place_of, pair_of = np.zeros((2, len(best)), dtype=np.int64)
-        for place in range(1, stages + 1):
-            before, after = self._prefixes(stages)[place][k], self.onward(place)[k]
-            around = before[p.start] + after[p.end]
-            pairs = np.flatnonzero(np.isfinite(around).any(axis=1))
-            if not len(pairs):
-                continue
-            whole = self._costs(k, place, pairs) + around[pairs][:, p.classes]
-            index = whole.argmin(axis=0)
-            least = whole[index, np.arange(len(best))]
-            better = least < best
-            best[better] = least[better]
-            place_of[better], pair_of[better] = place, pairs[index[better]]
-        return best, place_of, pair_of
-
-    def traced(
-        self, k: int, stages: int, node: int, place: int, pair: int, *, once: bool
-    ) -> tuple[list[int], list[int]]:
-        """The cluster through a node from root to leaf, and its boundaries.
-
-        Args:
-            k: index of the slope.
-            once: take no node twice; the best there is only by chance then.
-        """
-        p, links = self._p, self._links[k]
-        low, high = int(p.start[pair]), int(p.end[pair])
-        chosen, cuts, taken = [node], [low, high], np.zeros(len(p.classes))
-        taken[node] = np.inf if once else 0.0
-        for position in range(place + 1, stages + 1):  # towards the root
-            link = links[:, p.classes[chosen[0]], low]  # [class]
-            around = self._prefixes(stages)[position][k]
-            stage = self._stage[self._kind(position)][k][:, :, low].T
-            before = int((around + stage + link).min(axis=1).argmin())
-            options = self._costs(k, position, p.pair(before, low)) + taken
-            chosen.insert(0, int((options + (link + around[before])[p.classes]).argmin()))
-            taken[chosen[0]] = np.inf if once else 0.0
-            low = before
-            cuts.insert(0, low)
-        for position in range(place - 1, 0, -1):  # towards the leaf
-            link = links[p.classes[chosen[-1]], :, high]
-            around = self.onward(position)[k]
-            stage = self._stage[self._kind(position)][k][:, high].T
-            after = int((around + stage + link).min(axis=1).argmin())
-            options = self._costs(k, position, p.pair(high, after)) + taken
-            chosen.append(int((options + (link + around[after])[p.classes]).argmin()))
-            taken[chosen[-1]] = np.inf if once else 0.0
-            high = after
-            cuts.append(high)
-        return chosen, cuts
-
-
-def _weighed(prices: Floats, slope: float, seconds: Floats) -> Floats:
-    """Price + slope * seconds, infinite where the seconds are, for a slope of 0 too."""
-    if slope == 0.0:
-        return np.where(np.isfinite(seconds), prices, np.inf)
-    return prices + slope * seconds
 
 
 def worth_of_pairs(pricing: Pricing, prices: Floats) -> Floats:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ravnest.planning.prices import FIRST, Paths, Pricing, Window, worth_of_pairs, worth_of_triples
+from ravnest.planning.paths import Paths
+from ravnest.planning.prices import FIRST, Pricing, Window, worth_of_pairs, worth_of_triples
+from ravnest.planning.ratios import Through, through
+from ravnest.planning.reach import Reach
 from ravnest.planning.table import Floats
 
 _SURVEYED = 4  # numbers of stages that are looked at, from the least that can fit
@@ -49,7 +52,7 @@ class _Found:
 
 
 def survey(
-    pricing: Pricing, prices: Floats, step: float, known: dict[float, float] | None = None
+    reach: Reach, prices: Floats, step: float, known: dict[float, float] | None = None
 ) -> Survey:
     """Looks for the best clusters through every node, in windows a factor of `step` wide.
 
@@ -57,6 +60,7 @@ def survey(
         known: what was seen in windows for prices much like these, by their ends; those with little
             are passed over. Is brought up to date.
     """
+    pricing = reach.pricing
     prices = prices[pricing.order]
     worth = pricing.alone / prices
     of_pairs = worth_of_pairs(pricing, prices)
@@ -66,57 +70,57 @@ def survey(
     if of_triples is not None:
         for others in ((1, 2), (0, 2), (0, 1)):
             worth = np.maximum(worth, of_triples.max(axis=others))
-    best, where = _through(pricing, prices, step, {} if known is None else known)
+    best, where = _through(reach, prices, step, {} if known is None else known)
     for of_size in best.values():
         worth = np.maximum(worth, of_size)
     found = _Found(pricing)
     _take_pairs(pricing, of_pairs, worth, found)
     if of_triples is not None:
         _take_triples(pricing, of_triples, worth, found)
-    for (stages, node), (paths, k, place, pair) in sorted(where.items(), key=lambda at: at[0]):
+    for (stages, node), (paths, seen) in sorted(where.items(), key=lambda at: at[0]):
         if best[stages][node] >= _TRACED * worth[node]:
-            real, _ = paths.traced(k, stages, node, place, pair, once=True)
-            loose, cuts = paths.traced(k, stages, node, place, pair, once=False)
+            at = seen.k, stages, node, int(seen.place[node]), int(seen.pair[node])
+            real, _ = paths.traced(*at, once=True)
+            loose, cuts = paths.traced(*at, once=False)
             found.add(real, loose, pricing.rate_of(loose, cuts))
     return Survey(pricing.in_pool_order(worth), tuple(found.clusters), found.relaxed)
 
 
-def surveyed(pricing: Pricing) -> range:
+def surveyed(reach: Reach) -> range:
     """Numbers of stages of the clusters that are looked for; models may need many."""
+    pricing = reach.pricing
     first = FIRST + pricing.has_triples
     anything = Window(0.0, np.inf, (1.0,))
     for least in range(first, pricing.most_stages + 1):
-        if np.isfinite(pricing.least_loop_of(anything, least)):
+        if np.isfinite(reach.least_loop_of(anything, least)):
             return range(least, min(least + _SURVEYED, pricing.most_stages + 1))
     return range(0)
 
 
 def _through(
-    pricing: Pricing, prices: Floats, step: float, known_in: dict[float, float]
-) -> tuple[dict[int, Floats], dict[tuple[int, int], tuple[Paths, int, int, int]]]:
+    reach: Reach, prices: Floats, step: float, known_in: dict[float, float]
+) -> tuple[dict[int, Floats], dict[tuple[int, int], tuple[Paths, Through]]]:
     """By number of stages what the best cluster through every node is worth, and where it is."""
     best: dict[int, Floats] = {}
-    where: dict[tuple[int, int], tuple[Paths, int, int, int]] = {}
-    sizes = surveyed(pricing)
+    where: dict[tuple[int, int], tuple[Paths, Through]] = {}
+    sizes = surveyed(reach)
     dull = _DULL * max(known_in.values(), default=0.0)
-    for window in pricing.windows(step, _SLOPES):
+    for window in reach.pricing.windows(step, _SLOPES):
         if known_in.get(window.high_s, dull) < dull:
             continue
         known_in[window.high_s] = 0.0
-        if not any(pricing.is_possible(window, stages) for stages in sizes):
+        if not any(reach.is_possible(window, stages) for stages in sizes):
             continue
-        paths = Paths(pricing, prices, window)
+        paths = Paths(reach.pricing, prices, window)
         for stages in sizes:
             known = best.setdefault(stages, np.zeros(len(prices)))
-            seen = paths.through(stages)
+            seen = through(reach, paths, stages)
             if seen is None:
                 continue
-            k, worth, place, pair = seen
-            for node in np.flatnonzero(worth > known).tolist():
-                where[stages, node] = (paths, k, int(place[node]), int(pair[node]))
-            np.maximum(known, worth, out=known)
-            most = max(known_in[window.high_s], float(worth.max()))
-            known_in[window.high_s] = most
+            for node in np.flatnonzero(seen.worth > known).tolist():
+                where[stages, node] = (paths, seen)
+            np.maximum(known, seen.worth, out=known)
+            known_in[window.high_s] = max(known_in[window.high_s], float(seen.worth.max()))
     return best, where
 
 

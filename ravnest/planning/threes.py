@@ -2,8 +2,9 @@
 
 Given the cuts and the class of the middle node's link, root and leaf depend on each other only in
 that they are not the same node. So of either only those nodes matter of which fewer than three
-others have less price, seconds and E. What is left are few enough triples to look at each. A link takes bytes over the smaller of the end's own rate
-and the highest of the middle's class, so seconds are at most what they are in truth.
+others have less price, seconds and E. What is left are few enough triples to look at each. A link
+takes bytes over the smaller of the end's own rate and the highest of the middle's class, so seconds
+are at most what they are in truth.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Triples:
 
 
 def _candidates(seconds: Floats, excess: Floats) -> Ints:
-    """Nodes, by ascending price, that at most two before have less seconds and E than; maybe more."""
+    """Nodes, by ascending price, than which at most two before have less of both; maybe more."""
     left = np.arange(len(seconds))
     found = []
     for _ in range(3):

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import heapq
 
-from ravnest.planning.prices import (
-    FIRST,
-    Paths,
-    Pricing,
-    Window,
-    worth_of_pairs,
-    worth_of_triples,
-)
+from ravnest.planning.paths import Paths
+from ravnest.planning.prices import FIRST, Pricing, Window, worth_of_pairs, worth_of_triples
+from ravnest.planning.ratios import culprit, largest_ratio
+from ravnest.planning.reach import Reach
 from ravnest.planning.table import Floats
 from ravnest.planning.threes import Triples
 
@@ -21,7 +17,7 @@ _TINY = 1e-300
 
 
 def valid_ratio(
-    pricing: Pricing,
+    reach: Reach,
     prices: Floats,
     windows: int,
     culprits: dict[tuple[int, ...], float] | None = None,
@@ -32,6 +28,7 @@ def valid_ratio(
         windows: how many windows are halved; more make the ratio smaller.
         culprits: takes in clusters of the worst windows, as the bound sees them, with their rates.
     """
+    pricing = reach.pricing
     prices = prices[pricing.order]
     known = float((pricing.alone / prices).max())
     if pricing.most_stages > 1:
@@ -44,7 +41,7 @@ def valid_ratio(
     open_: list[tuple[float, float, float]] = []
     for window in pricing.windows(_WIDEST):
         heapq.heappush(
-            open_, (-_ratio_in(pricing, prices, window, known), window.low_s, window.high_s)
+            open_, (-_ratio_in(reach, prices, window, known), window.low_s, window.high_s)
         )
     for _ in range(windows):
         worst, low, high = open_[0]
@@ -54,7 +51,7 @@ def valid_ratio(
         heapq.heappop(open_)
         for ends in ((low, middle), (middle, high)):
             window = pricing.window(*ends)
-            ratio = min(-worst, _ratio_in(pricing, prices, window, known, culprits))
+            ratio = min(-worst, _ratio_in(reach, prices, window, known, culprits))
             heapq.heappush(open_, (-ratio, *ends))
     return max(known, -open_[0][0])
 
@@ -77,19 +74,19 @@ def _with_triples(
 
 
 def _ratio_in(
-    pricing: Pricing,
+    reach: Reach,
     prices: Floats,
     window: Window,
     known: float,
     culprits: dict[tuple[int, ...], float] | None = None,
 ) -> float:
     """The largest ratio in a window, or what is known where that is not less."""
-    if not pricing.may_have_clusters(window):
+    if not reach.may_have_clusters(window):
         return 0.0
-    paths = Paths(pricing, prices, window)
-    ratio, worst = paths.ratio(known)
+    paths = Paths(reach.pricing, prices, window)
+    ratio, worst = largest_ratio(reach, paths, known)
     if culprits is not None and ratio > known:
-        nodes, rate = paths.culprit(worst)
+        nodes, rate = culprit(reach, paths, worst)
         culprits[nodes] = max(rate, culprits.get(nodes, 0.0))
     return ratio
 
