@@ -21,7 +21,7 @@ from scipy import optimize, sparse
 
 from ravnest.planning.labels import relaxed_pair
 from ravnest.planning.pace import Pace, Traits
-from ravnest.planning.prices import FIRST, Pricing
+from ravnest.planning.prices import Pricing
 from ravnest.planning.reach import Reach
 from ravnest.planning.surveying import survey, surveyed
 from ravnest.planning.table import Floats, Ints
@@ -60,9 +60,9 @@ class Effort:
     def for_nodes(cls, number: int) -> Effort:
         """What takes a second or so up to 100 nodes, and some ten up to 1,000."""
         if number <= _FEW:
-            return cls(2, 5, 1.35, 24)
+            return cls(2, 7, 1.35, 24)
         if number <= _SOME:
-            return cls(2, 3, 1.35, 16)
+            return cls(2, 4, 1.35, 16)
         return cls(3, 8, 1.3, 32) if number <= _MORE else cls(3, 5, 1.35, 24)
 
 
@@ -129,21 +129,20 @@ class Pool:
         clusters: orders of nodes, disjoint.
         fastest: the one cluster with the highest rate, None where none fits.
         prices: of the nodes, near those that prove the best bound.
-        reach: of the clusters that they are held against.
     """
 
     clusters: list[tuple[int, ...]]
     fastest: tuple[int, ...] | None
     prices: Floats
-    reach: Reach
 
 
 def search_pool(pace: Pace, traits: Traits, effort: Effort) -> Pool:
     """Clusters with much rate, and prices for a bound."""
-    reach = Reach(Pricing(pace, traits))
+    knows_triples = len(traits) <= _SOME
+    reach = Reach(Pricing(pace, traits, knows_triples=knows_triples))
     kinds = max(surveyed(reach), default=0)
     if kinds > reach.pricing.num_kinds:
-        reach = Reach(Pricing(pace, traits, kinds))
+        reach = Reach(Pricing(pace, traits, kinds, knows_triples=knows_triples))
     pricing = reach.pricing
     alone = pricing.in_pool_order(pricing.alone)
     columns = Columns(pace, traits)
@@ -160,7 +159,12 @@ def search_pool(pace: Pace, traits: Traits, effort: Effort) -> Pool:
         for key, rate in seen.relaxed.items():
             loose[key] = max(rate, loose.get(key, 0.0))
         if iteration >= effort.by_worth - _LATE:
-            ratio = valid_ratio(reach, prices, _QUICK, loose)
+            culprits: dict[tuple[int, ...], float] = {}
+            ratio = valid_ratio(reach, prices, _QUICK, culprits)
+            columns.add(order for order in culprits if len(set(order)) == len(order))
+            for order, rate in culprits.items():
+                key = tuple(sorted(order))
+                loose[key] = max(rate, loose.get(key, 0.0))
             if 0.0 < ratio * float(prices.sum()) < bound:
                 bound, best = ratio * float(prices.sum()), prices * ratio
         if iteration < effort.by_worth:
@@ -168,7 +172,7 @@ def search_pool(pace: Pace, traits: Traits, effort: Effort) -> Pool:
         else:
             prices = _PART * _dual(loose, alone) + (1 - _PART) * best if loose else best
     fastest = max(columns.found.values(), key=lambda each: each[1], default=None)
-    return Pool(_whole(columns), None if fastest is None else fastest[0], best, reach)
+    return Pool(_whole(columns), None if fastest is None else fastest[0], best)
 
 
 def upper_bound(reach: Reach, prices: Floats, windows: int) -> float:
@@ -180,8 +184,6 @@ def fastest_cluster(reach: Reach) -> float:
     """A rate that no single cluster has more of."""
     pricing, pace = reach.pricing, reach.pricing.pace
     best = max(float(pricing.alone.max()), float(pricing.pairs.max(initial=0.0)))
-    if pricing.has_triples and pricing.most_stages >= FIRST:
-        best = max(best, float(pricing.triples.max()))
     if pricing.most_stages < pricing.first:
         return best
     for window in pricing.windows(_NARROW):

@@ -24,6 +24,9 @@ from ravnest.planning.table import Bools, CostTable, Floats, Ints
 BOUNDARIES = 27
 """Boundaries that the search in a large pool looks at."""
 
+SLICES = 41
+"""Boundaries, or slices of the graph between them, that the bound looks at."""
+
 MANY = 10**6
 """Clusters that averaging is charged for: a ring of many sends its bytes twice a round.
 
@@ -71,24 +74,15 @@ class LargePool:
         return self._bound(rate, search_pool(self._pace(self._number), self._traits, self._effort))
 
     def _bound(self, rate: float, several: Pool) -> float:
-        reach = several.reach
-        if self._is_thinned:
-            loose = LooseBoundaries(self._memory(self._number), self._number)
-            reach = Reach(Pricing(loose, self._traits))
+        reach = Reach(Pricing(self._loose(self._number), self._traits))
         bound = upper_bound(reach, several.prices, self._effort.windows)
         return max(rate, min(max(bound, self._fastest_single), self._total_speed()))
 
     @functools.cached_property
     def _fastest_single(self) -> float:
         """A rate that no plan of one cluster has more of, which averages with none."""
-        pace = self._pace(1)
-        if self._is_thinned:
-            pace = LooseBoundaries(self._memory(1), 1)
-        return fastest_cluster(Reach(Pricing(pace, self._traits, knows_triples=False)))
-
-    @property
-    def _is_thinned(self) -> bool:
-        return self._table.last >= BOUNDARIES
+        pricing = Pricing(self._loose(1), self._traits, knows_triples=False)
+        return fastest_cluster(Reach(pricing))
 
     def _total_speed(self) -> float:
         return float(self._traits.flops.sum() / max(float(self._table.work[-1]), 1e-300))
@@ -98,6 +92,13 @@ class LargePool:
 
     def _pace(self, number: int) -> Pace:
         return Pace(self._memory(number).thinned(BOUNDARIES), number)
+
+    def _loose(self, number: int) -> Pace:
+        """For all cuts: along them, or bounded from below where they are many."""
+        memory = self._memory(number)
+        return (
+            Pace(memory, number) if self._table.last < SLICES else LooseBoundaries(memory, number)
+        )
 
     def _division(self, orders: Sequence[tuple[int, ...]], number: int) -> Division | None:
         if not orders:
@@ -127,7 +128,7 @@ class LooseBoundaries(Pace):
 
     def __init__(self, memory: MemoryModel, num_clusters: int) -> None:
         table = memory.table
-        inner = np.linspace(1, table.last, BOUNDARIES - 1).round().astype(np.int64)
+        inner = np.linspace(1, table.last, SLICES - 1).round().astype(np.int64)
         slices = [(0, 0), *itertools.pairwise(inner.tolist()), (table.last, table.last)]
         self._low: Ints = np.array([low for low, _ in slices])
         self._high: Ints = np.array([max(low, high - 1) for low, high in slices])

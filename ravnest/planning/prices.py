@@ -3,8 +3,8 @@
 If every possible cluster has a rate of at most the sum of the prices of its nodes, then no plan has
 a rate of more than the sum of all prices (weak duality of the linear programme over all clusters).
 So a bound needs, for given prices, the largest ratio of any cluster's rate to its price; prices
-times this ratio are valid. Nodes alone, pairs, and among few nodes threes, are easy: their rates
-are known. Larger clusters are looked at by their largest E (see `pace`), in windows
+times this ratio are valid. Nodes alone and pairs are easy: their rates are known; threes are
+`threes`' affair. Larger clusters are looked at by their largest E (see `pace`), in windows
 E_1 <= E <= E_2. In such a window
 
     step >= fill L_0 + E_1,    E_k <= E_2 for every stage,    L_0 <= S E_2 / periods,
@@ -34,10 +34,7 @@ from ravnest.planning.pace import Pace, Traits
 from ravnest.planning.table import Bools, Floats, Ints
 
 FIRST = 3
-"""Stages of the smallest clusters that are bounded, in large pools; those of fewer are known."""
-
-_TRIPLES = 100
-"""Nodes up to which clusters of three are known as well."""
+"""Stages of the smallest clusters that are looked at by paths; those of fewer are known."""
 
 _KINDS = 6
 _RATE_CLASSES = 12
@@ -65,7 +62,7 @@ class Pricing:
 
     Args:
         kinds: positions from the leaf whose memory is told apart, if more than six.
-        knows_triples: clusters of three are looked at by themselves.
+        knows_triples: clusters of three are known by themselves as well, see `threes`.
     """
 
     def __init__(
@@ -92,7 +89,6 @@ class Pricing:
         places = range(1, self.num_kinds + 1)
         self.fits = [pace.fits(traits, place)[:, self.start, self.end].T for place in places]
         self.fitting = [self._numbers_fitting(each) for each in self.fits]
-        self.has_triples = knows_triples and len(traits) <= _TRIPLES
         self.first = FIRST + knows_triples
         whole = self.pair(0, pace.size - 1)
         step_s = pace.step_time(self.computing[0][whole], self.excess[0][whole])
@@ -133,53 +129,6 @@ class Pricing:
             np.minimum(best, np.where(fits, pace.is_flushed * loop + excess, np.inf), out=best)
         np.fill_diagonal(best, np.inf)
         return np.where(np.isfinite(best), pace.microbatch_rate(best), 0.0)
-
-    @functools.cached_property
-    def triples(self) -> Floats:
-        """Microbatches per second of every three nodes, from root to leaf; 0 where none fit."""
-        pace, number = self.pace, len(self.order)
-        best = np.full((number, number, number), np.inf)
-        cuts = itertools.combinations(range(1, pace.size - 1), 2) if self.most_stages > 2 else ()
-        slower = np.minimum(self.traits.rate[:, None], self.traits.rate)
-        delay = 2.0 * (self.traits.latency_s[:, None] + self.traits.latency_s)
-        num_bytes = pace.activation_bytes + pace.gradient_bytes
-        for low, high in cuts:
-            pairs = self.pair(0, low), self.pair(low, high), self.pair(high, pace.size - 1)
-            if min(pairs) >= 0:
-                one, other = (num_bytes[cut] / slower + delay for cut in (low, high))
-                self._improve_triples(best, pairs, one, other)
-        nodes = np.arange(number)
-        for same in ((nodes, nodes), (nodes, slice(None), nodes), (slice(None), nodes, nodes)):
-            best[same] = np.inf
-        return np.where(np.isfinite(best), pace.microbatch_rate(best), 0.0)
-
-    def _improve_triples(
-        self, best: Floats, pairs: tuple[int, int, int], one: Floats, other: Floats
-    ) -> None:
-        """Takes in one way to cut, given the seconds on both links."""
-        pace = self.pace
-        fits = [self.fits[2 - k][pair] for k, pair in enumerate(pairs)]
-        if not all(each.any() for each in fits):
-            return
-        variants = [self.variant(2), self.variant(1), 0]
-        root, middle, leaf = (
-            self.computing[v][pair] for v, pair in zip(variants, pairs, strict=True)
-        )
-        excess = [self.excess[v][pair] for v, pair in zip(variants, pairs, strict=True)]
-        loop = middle[:, None] + leaf + other
-        longer = pace.periods * np.maximum(0.0, loop / 2 - middle[:, None])
-        tail = np.maximum(excess[1][:, None] + longer, excess[2])
-        tail[~(fits[1][:, None] & fits[2])] = np.inf
-        whole, own = np.empty_like(loop), np.empty_like(loop)
-        for node in np.flatnonzero(fits[0]).tolist():  # in place: this is most of the time
-            np.add(loop, (root[node] + one[node])[:, None], out=whole)
-            np.multiply(whole, pace.periods / 3, out=own)
-            np.maximum(own, pace.periods * root[node], out=own)
-            own += excess[0][node] - pace.periods * root[node]
-            np.maximum(own, tail, out=own)
-            if pace.is_flushed:
-                own += whole
-            np.minimum(best[node], own, out=best[node])
 
     def _classify(self, traits: Traits) -> None:
         """Classes of link rates, each as fast as its fastest member, and of kinds of memory.
@@ -268,11 +217,4 @@ class Pricing:
 def worth_of_pairs(pricing: Pricing, prices: Floats) -> Floats:
     """Rate over price, [root, leaf]."""
     found: Floats = pricing.pairs / (prices[:, None] + prices)
-    return found
-
-
-def worth_of_triples(pricing: Pricing, prices: Floats) -> Floats:
-    """Rate over price, from root to leaf."""
-    pairs = prices[:, None] + prices
-    found: Floats = pricing.triples / (pairs[:, :, None] + prices)
     return found

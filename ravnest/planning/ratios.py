@@ -71,7 +71,7 @@ def culprit(reach: Reach, paths: Paths, stages: int) -> tuple[tuple[int, ...], f
     node = int(costs.argmin())
     chain, cuts = paths.traced(k, stages, node, int(place[node]), int(pair[node]), once=False)
     named = reach.pricing.order[chain].tolist()
-    return tuple(sorted(named)), reach.pricing.rate_of(chain, cuts)
+    return tuple(named), reach.pricing.rate_of(chain, cuts)
 
 
 def through(reach: Reach, paths: Paths, stages: int) -> Through | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ravnest.planning.paths import Paths
-from ravnest.planning.prices import FIRST, Pricing, Window, worth_of_pairs, worth_of_triples
+from ravnest.planning.prices import FIRST, Pricing, Window, worth_of_pairs
 from ravnest.planning.ratios import Through, through
 from ravnest.planning.reach import Reach
 from ravnest.planning.table import Floats
@@ -65,18 +65,11 @@ def survey(
     worth = pricing.alone / prices
     of_pairs = worth_of_pairs(pricing, prices)
     worth = np.maximum(worth, np.maximum(of_pairs.max(axis=0), of_pairs.max(axis=1)))
-    knows_triples = pricing.has_triples and pricing.most_stages >= FIRST
-    of_triples = worth_of_triples(pricing, prices) if knows_triples else None
-    if of_triples is not None:
-        for others in ((1, 2), (0, 2), (0, 1)):
-            worth = np.maximum(worth, of_triples.max(axis=others))
     best, where = _through(reach, prices, step, {} if known is None else known)
     for of_size in best.values():
         worth = np.maximum(worth, of_size)
     found = _Found(pricing)
     _take_pairs(pricing, of_pairs, worth, found)
-    if of_triples is not None:
-        _take_triples(pricing, of_triples, worth, found)
     for (stages, node), (paths, seen) in sorted(where.items(), key=lambda at: at[0]):
         if best[stages][node] >= _TRACED * worth[node]:
             at = seen.k, stages, node, int(seen.place[node]), int(seen.pair[node])
@@ -89,9 +82,8 @@ def survey(
 def surveyed(reach: Reach) -> range:
     """Numbers of stages of the clusters that are looked for; models may need many."""
     pricing = reach.pricing
-    first = FIRST + pricing.has_triples
     anything = Window(0.0, np.inf, (1.0,))
-    for least in range(first, pricing.most_stages + 1):
+    for least in range(FIRST, pricing.most_stages + 1):
         if np.isfinite(reach.least_loop_of(anything, least)):
             return range(least, min(least + _SURVEYED, pricing.most_stages + 1))
     return range(0)
@@ -133,18 +125,3 @@ def _take_pairs(pricing: Pricing, of_pairs: Floats, worth: Floats, found: _Found
                 if values[node, partner] >= _TRACED * worth[node]:
                     pair = [node, partner] if is_root else [partner, node]
                     found.add(pair, pair, float(pricing.pairs[pair[0], pair[1]]))
-
-
-def _take_triples(pricing: Pricing, of_triples: Floats, worth: Floats, found: _Found) -> None:
-    """The best triple of every node at every place."""
-    number = len(worth)
-    for place in range(3):
-        values = np.moveaxis(of_triples, place, 0).reshape(number, -1)
-        order = np.argpartition(-values, _PARTNERS - 1, axis=1)[:, :_PARTNERS]
-        for node, others in enumerate(np.sort(order, axis=1).tolist()):
-            for each in others:
-                if values[node, each] >= _TRACED * worth[node]:
-                    triple = [*divmod(each, number)]
-                    triple.insert(place, node)
-                    rate = float(pricing.triples[tuple(triple)])
-                    found.add(triple, triple, rate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 
 from ravnest.planning.paths import Paths
-from ravnest.planning.prices import FIRST, Pricing, Window, worth_of_pairs, worth_of_triples
+from ravnest.planning.prices import FIRST, Pricing, Window, worth_of_pairs
 from ravnest.planning.ratios import culprit, largest_ratio
 from ravnest.planning.reach import Reach
 from ravnest.planning.table import Floats
@@ -26,7 +26,8 @@ def valid_ratio(
 
     Args:
         windows: how many windows are halved; more make the ratio smaller.
-        culprits: takes in clusters of the worst windows, as the bound sees them, with their rates.
+        culprits: takes in clusters that are worth much, from root to leaf as the bound sees them,
+            which may have a node twice, with their rates.
     """
     pricing = reach.pricing
     prices = prices[pricing.order]
@@ -63,13 +64,11 @@ def _with_triples(
     culprits: dict[tuple[int, ...], float] | None,
 ) -> float:
     """The largest ratio with clusters of three."""
-    if pricing.has_triples:
-        return max(known, float(worth_of_triples(pricing, prices).max()))
-    worst, nodes = Triples(pricing, prices).worst(known)
-    if culprits is not None and worst > known:
-        key = tuple(sorted(pricing.order[list(nodes)].tolist()))
-        rate = worst * float(prices[list(nodes)].sum())
-        culprits[key] = max(rate, culprits.get(key, 0.0))
+    triples = Triples(pricing, prices)
+    worst = triples.worst(known)
+    if culprits is not None:
+        for nodes, rate in triples.near.items():
+            culprits[tuple(pricing.order[list(nodes)].tolist())] = rate
     return worst
 
 
