@@ -38,16 +38,17 @@ from ravnest.planning.timing import steady_state
 
 MODELS: dict[str, GraphCosts] = {
     "GPT 124M": gpt(12, 768, samples=4),
-    "GPT 300M": gpt(16, 1024, samples=4),
-    "GPT 1.3B": gpt(24, 2048, samples=1),
+    "GPT 355M": gpt(16, 1024, samples=4),
+    "GPT 774M": gpt(36, 1280, samples=2),
+    "GPT 1.3B": gpt(24, 2048, samples=2),
     "CNN": cnn(16),
 }
 SMALL_SIZES = (3, 4, 5, 6) * 8 + (7, 8, 9) * 4 + (10,) * 3 + (11,) * 2 + (12,)  # 50 pools
-SMALL_MODELS = ("GPT 124M", "GPT 300M", "CNN")
-MOST_WITH_CNN = 9  # nodes; its 20 boundaries take the exhaustive search long
+SMALL_MODELS = ("GPT 124M", "GPT 355M", "CNN")
+MOST_WITH_CNN = 8  # nodes; its 37 boundaries take the exhaustive search long
 MEDIUM_SIZES = (24, 48, 100)
 LARGE_SIZES = (300, 1000)
-LARGE_MODELS = ("GPT 124M", "GPT 300M", "CNN")
+LARGE_MODELS = ("GPT 124M", "GPT 355M", "GPT 774M", "CNN")
 MAX_NODES = 64
 
 EQUAL = 0.999  # the planner gives up 0.1 % for clusters alike in speed
@@ -111,7 +112,7 @@ def small_pools(sizes: Sequence[int]) -> list[dict[str, Any]]:
     for seed, size in enumerate(sizes):
         name = SMALL_MODELS[seed % len(SMALL_MODELS)]
         if name == "CNN" and size > MOST_WITH_CNN:
-            name = "GPT 300M"
+            name = "GPT 355M"
         nodes = pool(size, seed)
         best = best_rate(cost_table(MODELS[name]), PlanningSettings(), nodes)
         planned = plan(name, nodes) if best > 0 else None

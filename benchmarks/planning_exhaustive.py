@@ -1,4 +1,4 @@
-"""The best plan by trying everything, from the closed form; shares no code with the planner.
+"""The best plan by trying everything, from the closed form, sharing no code with the planner.
 
 Only what fits is asked of the planner's memory model, which is not in question here. Up to
 `PLAIN_NODES`, with few cuts, every subset, order and combination of cuts is computed; above that a

@@ -1,4 +1,4 @@
-"""Models and pools of nodes for the benchmark of planning, drawn by seed."""
+"""Models and pools of nodes for the benchmark of planning, drawn by seed, as unlike as can be."""
 
 from __future__ import annotations
 
@@ -41,21 +41,18 @@ def gpt(
 
 
 def cnn(samples: int) -> GraphCosts:
-    """A residual network for images of 224 by 224: early layers large in values, late in weights.
-
-    Cut between pairs of bottleneck blocks.
-    """
+    """A residual network for images: early blocks large in values, late ones in weights."""
     flops, saved, written, sizes, crossing = [], [], [], [], []
-    for stage, (pairs, channels, side) in enumerate(
-        ((2, 256, 56), (4, 512, 28), (11, 1024, 14), (2, 2048, 7))
+    for stage, (blocks, channels, side) in enumerate(
+        ((3, 256, 56), (8, 512, 28), (23, 1024, 14), (3, 2048, 7))
     ):
         inner = channels // 4
-        weights = 2 * (inner * channels * 2 + inner * inner * 9)
+        weights = inner * channels * 2 + inner * inner * 9
         values = samples * channels * side * side
-        for _ in range(pairs):
+        for _ in range(blocks):
             flops.append(2.0 * weights * samples * side * side)
-            saved.append(3 * values * _FP32)
-            written.append(3 * values * _FP32)
+            saved.append(3 * values * _FP32 // 2)
+            written.append(3 * values * _FP32 // 2)
             sizes.append(weights)
             crossing.append(values * _FP32)
         if stage == 3:

@@ -46,13 +46,15 @@ class Effort:
 
     Attributes:
         by_worth: iterations in which prices follow what they are worth.
-        by_duals: further ones that go half the way to the duals.
+        by_duals: further ones that go part of the way to the duals.
+        least_part: what part that may come down to, from a half.
         step: width of the windows that are surveyed.
         windows: how many are halved for the bound.
     """
 
     by_worth: int
     by_duals: int
+    least_part: float
     step: float
     windows: int
 
@@ -60,10 +62,10 @@ class Effort:
     def for_nodes(cls, number: int) -> Effort:
         """What takes a second or so up to 100 nodes, and some ten up to 1,000."""
         if number <= _FEW:
-            return cls(2, 7, 1.35, 24)
+            return cls(2, 7, 0.1, 1.35, 24)
         if number <= _SOME:
-            return cls(2, 4, 1.35, 16)
-        return cls(3, 8, 1.3, 32) if number <= _MORE else cls(3, 5, 1.35, 24)
+            return cls(2, 4, 0.5, 1.35, 16)
+        return cls(3, 8, 0.5, 1.3, 32) if number <= _MORE else cls(3, 5, 0.5, 1.35, 24)
 
 
 @dataclass(slots=True)
@@ -148,7 +150,7 @@ def search_pool(pace: Pace, traits: Traits, effort: Effort) -> Pool:
     columns = Columns(pace, traits)
     columns.add((node,) for node in np.flatnonzero(alone > 0).tolist())
     prices = np.maximum(alone, _GUESS * traits.flops / pace.work[0, -1])
-    bound, best = np.inf, prices
+    bound, best, part = np.inf, prices, _PART
     loose: dict[tuple[int, ...], float] = {}
     known: dict[float, float] = {}
     for iteration in range(effort.by_worth + effort.by_duals):
@@ -166,11 +168,13 @@ def search_pool(pace: Pace, traits: Traits, effort: Effort) -> Pool:
                 key = tuple(sorted(order))
                 loose[key] = max(rate, loose.get(key, 0.0))
             if 0.0 < ratio * float(prices.sum()) < bound:
-                bound, best = ratio * float(prices.sum()), prices * ratio
+                bound, best, part = ratio * float(prices.sum()), prices * ratio, _PART
+            else:  # that was too far from the best (Wentges 1997)
+                part = max(effort.least_part, part / 2)
         if iteration < effort.by_worth:
             prices = np.maximum(alone, prices * np.clip(seen.worth, *_CHANGE))
         else:
-            prices = _PART * _dual(loose, alone) + (1 - _PART) * best if loose else best
+            prices = part * _dual(loose, alone) + (1 - part) * best if loose else best
     fastest = max(columns.found.values(), key=lambda each: each[1], default=None)
     return Pool(_whole(columns), None if fastest is None else fastest[0], best)
 

@@ -19,6 +19,7 @@ from ravnest.planning.table import Bools, Floats, Ints
 
 _LEVELS = 32
 _NEAR = 0.98
+_TINY = 1e-300
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
@@ -89,7 +90,7 @@ class Triples:
         """Rate over price of clusters of three by their L_0 and what their E is no less than."""
         pace = self._p.pace
         step = pace.is_flushed * loop + np.maximum(excess, pace.periods / 3 * loop)
-        found: Floats = pace.frequency / (price * step)
+        found: Floats = pace.frequency / np.maximum(price * step, _TINY)
         return found
 
     def _middles(self, start: int, end: int, low: int, high: int) -> _Nodes:
@@ -152,8 +153,10 @@ class Triples:
 
     def _kept(self, one: _Nodes, other: _Nodes, third: _Nodes) -> Bools:
         """Which of some nodes could be in a triple of a larger ratio than is known."""
-        price = one.price + (other.price.min(initial=np.inf) + third.price.min(initial=np.inf))
-        loop = one.seconds + (other.seconds.min(initial=np.inf) + third.seconds.min(initial=np.inf))
+        if not (len(other.nodes) and len(third.nodes)):
+            return np.zeros(len(one.nodes), dtype=np.bool_)
+        price = one.price + (other.price.min() + third.price.min())
+        loop = one.seconds + (other.seconds.min() + third.seconds.min())
         kept: Bools = self._ratio(price, loop, one.excess) > self._floor
         return kept
 
