@@ -21,17 +21,22 @@ from scipy import optimize, sparse
 
 from ravnest.planning.labels import relaxed_pair
 from ravnest.planning.pace import Pace, Traits
-from ravnest.planning.prices import FIRST, Pricing, valid_ratio
+from ravnest.planning.prices import Pricing
+from ravnest.planning.reach import Reach
 from ravnest.planning.surveying import survey, surveyed
 from ravnest.planning.table import Floats, Ints
+from ravnest.planning.validity import valid_ratio
 
 _GUESS = 0.7  # of what a node computes alone goes into its first price
-_CHANGE = (0.5, 2.0)
+_CHANGE = (0.8, 2.0)
 _MOST_INTEGER = 200  # nodes up to which whole clusters come from an integer programme
 _TAKEN = 0.6
 _GAP = 1e-3
 _TREE = 50
 _NARROW = 1.1
+_QUICK = 6  # windows that are halved to compare prices
+_PART = 0.5
+_LATE = 2  # of the first iterations, so many last ones are held against the bound
 _FEW, _SOME, _MORE = 60, 100, 400
 
 
@@ -41,22 +46,26 @@ class Effort:
 
     Attributes:
         by_worth: iterations in which prices follow what they are worth.
-        by_duals: further ones that go half the way to the duals.
+        by_duals: further ones that go part of the way to the duals.
+        least_part: what part that may come down to, from a half.
         step: width of the windows that are surveyed.
         windows: how many are halved for the bound.
     """
 
     by_worth: int
     by_duals: int
+    least_part: float
     step: float
     windows: int
 
     @classmethod
     def for_nodes(cls, number: int) -> Effort:
-        """What takes a second or so up to 100 nodes, and ten up to 1,000."""
+        """What takes a second or so up to 100 nodes, and some ten up to 1,000."""
         if number <= _FEW:
-            return cls(5, 1, 1.3, 24)
-        return cls(5, 1, 1.3, 32) if _SOME < number <= _MORE else cls(4, 0, 1.3, 20)
+            return cls(2, 7, 0.1, 1.35, 24)
+        if number <= _SOME:
+            return cls(2, 4, 0.5, 1.35, 16)
+        return cls(3, 8, 0.5, 1.3, 32) if number <= _MORE else cls(3, 5, 0.5, 1.35, 24)
 
 
 @dataclass(slots=True)
@@ -122,62 +131,70 @@ class Pool:
         clusters: orders of nodes, disjoint.
         fastest: the one cluster with the highest rate, None where none fits.
         prices: of the nodes, near those that prove the best bound.
-        pricing: what they are held against.
     """
 
     clusters: list[tuple[int, ...]]
     fastest: tuple[int, ...] | None
     prices: Floats
-    pricing: Pricing
 
 
 def search_pool(pace: Pace, traits: Traits, effort: Effort) -> Pool:
     """Clusters with much rate, and prices for a bound."""
-    pricing = Pricing(pace, traits)
-    kinds = max(surveyed(pricing), default=0)
-    if kinds > len(pricing.seconds):
-        pricing = Pricing(pace, traits, kinds)
+    knows_triples = len(traits) <= _SOME
+    reach = Reach(Pricing(pace, traits, knows_triples=knows_triples))
+    kinds = max(surveyed(reach), default=0)
+    if kinds > reach.pricing.num_kinds:
+        reach = Reach(Pricing(pace, traits, kinds, knows_triples=knows_triples))
+    pricing = reach.pricing
     alone = pricing.in_pool_order(pricing.alone)
     columns = Columns(pace, traits)
     columns.add((node,) for node in np.flatnonzero(alone > 0).tolist())
     prices = np.maximum(alone, _GUESS * traits.flops / pace.work[0, -1])
-    bound, best = np.inf, prices
+    bound, best, part = np.inf, prices, _PART
     loose: dict[tuple[int, ...], float] = {}
+    known: dict[float, float] = {}
     for iteration in range(effort.by_worth + effort.by_duals):
-        seen = survey(pricing, prices, effort.step)
+        if iteration == effort.by_worth:
+            known.clear()
+        seen = survey(reach, prices, effort.step, known)
         columns.add(seen.clusters)
         for key, rate in seen.relaxed.items():
             loose[key] = max(rate, loose.get(key, 0.0))
-        total = float(prices.sum() * seen.worth.max())
-        if 0.0 < total < bound:
-            bound, best = total, prices * seen.worth.max()
+        if iteration >= effort.by_worth - _LATE:
+            culprits: dict[tuple[int, ...], float] = {}
+            ratio = valid_ratio(reach, prices, _QUICK, culprits)
+            columns.add(order for order in culprits if len(set(order)) == len(order))
+            for order, rate in culprits.items():
+                key = tuple(sorted(order))
+                loose[key] = max(rate, loose.get(key, 0.0))
+            if 0.0 < ratio * float(prices.sum()) < bound:
+                bound, best, part = ratio * float(prices.sum()), prices * ratio, _PART
+            else:  # that was too far from the best (Wentges 1997)
+                part = max(effort.least_part, part / 2)
         if iteration < effort.by_worth:
             prices = np.maximum(alone, prices * np.clip(seen.worth, *_CHANGE))
         else:
-            prices = (_dual(loose, alone) + best) / 2 if loose else best
+            prices = part * _dual(loose, alone) + (1 - part) * best if loose else best
     fastest = max(columns.found.values(), key=lambda each: each[1], default=None)
-    return Pool(_whole(columns), None if fastest is None else fastest[0], best, pricing)
+    return Pool(_whole(columns), None if fastest is None else fastest[0], best)
 
 
-def upper_bound(pricing: Pricing, prices: Floats, windows: int) -> float:
+def upper_bound(reach: Reach, prices: Floats, windows: int) -> float:
     """A rate that no plan has more of."""
-    return float(prices.sum()) * valid_ratio(pricing, prices, windows)
+    return float(prices.sum()) * valid_ratio(reach, prices, windows)
 
 
-def fastest_cluster(pricing: Pricing) -> float:
+def fastest_cluster(reach: Reach) -> float:
     """A rate that no single cluster has more of."""
-    pace = pricing.pace
+    pricing, pace = reach.pricing, reach.pricing.pace
     best = max(float(pricing.alone.max()), float(pricing.pairs.max(initial=0.0)))
-    if pricing.most_stages < FIRST:
+    if pricing.most_stages < pricing.first:
         return best
-    stages = np.arange(FIRST, pricing.most_stages + 1)
     for window in pricing.windows(_NARROW):
-        possible = np.array([pricing.is_possible(window, each) for each in stages.tolist()])
-        if possible.any():
-            loops = pricing.least_loops(window)[FIRST:]
-            step_s = pace.is_flushed * loops + window.low_s
-            rates = np.where(possible, pace.microbatch_rate(step_s), 0.0)
-            best = max(best, float(rates.max()))
+        for stages in range(pricing.first, pricing.most_stages + 1):
+            if reach.is_possible(window, stages):
+                loop = reach.least_loop_of(window, stages)
+                best = max(best, pace.frequency / (pace.is_flushed * loop + window.low_s))
         if pace.frequency / window.high_s < best:
             break
     return best

@@ -1,8 +1,9 @@
-"""From a large pool to a division, by `large` along thinned cuts, and a bound for all cuts."""
+"""From a large pool to a division along thinned cuts, and a bound for all cuts."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -15,12 +16,16 @@ from ravnest.planning.memory import MemoryModel
 from ravnest.planning.ordering import Cluster, ClusterSearch
 from ravnest.planning.pace import Pace, Traits
 from ravnest.planning.prices import Pricing
+from ravnest.planning.reach import Reach
 from ravnest.planning.settings import PlanningSettings
 from ravnest.planning.subsets import along
 from ravnest.planning.table import Bools, CostTable, Floats, Ints
 
-BOUNDARIES = 25
+BOUNDARIES = 27
 """Boundaries that the search in a large pool looks at."""
+
+SLICES = 41
+"""Boundaries, or slices of the graph between them, that the bound looks at."""
 
 MANY = 10**6
 """Clusters that averaging is charged for: a ring of many sends its bytes twice a round.
@@ -57,8 +62,7 @@ class LargePool:
         several = search_pool(self._pace(self._number), self._traits, self._effort)
         found = self._division(several.clusters, self._number)
         rate = 0.0 if found is None else found.rate
-        single = fastest_cluster(Pricing(self._pace(1), self._traits))
-        if single > rate:
+        if self._fastest_single > rate:
             fastest = search_pool(self._pace(1), self._traits, self._effort).fastest
             alone = self._division([] if fastest is None else [fastest], 1)
             if alone is not None and alone.rate > rate:
@@ -70,12 +74,15 @@ class LargePool:
         return self._bound(rate, search_pool(self._pace(self._number), self._traits, self._effort))
 
     def _bound(self, rate: float, several: Pool) -> float:
-        pricings = [several.pricing, Pricing(self._pace(1), self._traits)]
-        if self._table.last > BOUNDARIES - 1:
-            loose = (LooseBoundaries(self._memory(number), number) for number in (self._number, 1))
-            pricings = [Pricing(each, self._traits) for each in loose]
-        bound = upper_bound(pricings[0], several.prices, self._effort.windows)
-        return max(rate, min(max(bound, fastest_cluster(pricings[1])), self._total_speed()))
+        reach = Reach(Pricing(self._loose(self._number), self._traits))
+        bound = upper_bound(reach, several.prices, self._effort.windows)
+        return max(rate, min(max(bound, self._fastest_single), self._total_speed()))
+
+    @functools.cached_property
+    def _fastest_single(self) -> float:
+        """A rate that no plan of one cluster has more of, which averages with none."""
+        pricing = Pricing(self._loose(1), self._traits, knows_triples=False)
+        return fastest_cluster(Reach(pricing))
 
     def _total_speed(self) -> float:
         return float(self._traits.flops.sum() / max(float(self._table.work[-1]), 1e-300))
@@ -85,6 +92,13 @@ class LargePool:
 
     def _pace(self, number: int) -> Pace:
         return Pace(self._memory(number).thinned(BOUNDARIES), number)
+
+    def _loose(self, number: int) -> Pace:
+        """For all cuts: along them, or bounded from below where they are many."""
+        memory = self._memory(number)
+        return (
+            Pace(memory, number) if self._table.last < SLICES else LooseBoundaries(memory, number)
+        )
 
     def _division(self, orders: Sequence[tuple[int, ...]], number: int) -> Division | None:
         if not orders:
@@ -114,7 +128,7 @@ class LooseBoundaries(Pace):
 
     def __init__(self, memory: MemoryModel, num_clusters: int) -> None:
         table = memory.table
-        inner = np.linspace(1, table.last, BOUNDARIES - 1).round().astype(np.int64)
+        inner = np.linspace(1, table.last, SLICES - 1).round().astype(np.int64)
         slices = [(0, 0), *itertools.pairwise(inner.tolist()), (table.last, table.last)]
         self._low: Ints = np.array([low for low, _ in slices])
         self._high: Ints = np.array([max(low, high - 1) for low, high in slices])

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ravnest.planning.prices import FIRST, Paths, Pricing, Window
+from ravnest.planning.paths import Paths
+from ravnest.planning.prices import FIRST, Pricing, Window, worth_of_pairs
+from ravnest.planning.ratios import Through, through
+from ravnest.planning.reach import Reach
 from ravnest.planning.table import Floats
 
 _SURVEYED = 4  # numbers of stages that are looked at, from the least that can fit
 _TRACED = 0.85
 _PARTNERS = 4
 _SLOPES = 4
+_DULL = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,53 +51,68 @@ class _Found:
         self.relaxed[key] = max(rate, self.relaxed.get(key, 0.0))
 
 
-def survey(pricing: Pricing, prices: Floats, step: float) -> Survey:
-    """Looks for the best clusters through every node, in windows a factor of `step` wide."""
+def survey(
+    reach: Reach, prices: Floats, step: float, known: dict[float, float] | None = None
+) -> Survey:
+    """Looks for the best clusters through every node, in windows a factor of `step` wide.
+
+    Args:
+        known: what was seen in windows for prices much like these, by their ends; those with little
+            are passed over. Is brought up to date.
+    """
+    pricing = reach.pricing
     prices = prices[pricing.order]
     worth = pricing.alone / prices
-    of_pairs = pricing.pairs / (prices[:, None] + prices)
+    of_pairs = worth_of_pairs(pricing, prices)
     worth = np.maximum(worth, np.maximum(of_pairs.max(axis=0), of_pairs.max(axis=1)))
-    best, where = _through(pricing, prices, step)
-    for known in best.values():
-        worth = np.maximum(worth, known)
+    best, where = _through(reach, prices, step, {} if known is None else known)
+    for of_size in best.values():
+        worth = np.maximum(worth, of_size)
     found = _Found(pricing)
     _take_pairs(pricing, of_pairs, worth, found)
-    for (stages, node), (paths, k, place, pair) in sorted(where.items(), key=lambda at: at[0]):
+    for (stages, node), (paths, seen) in sorted(where.items(), key=lambda at: at[0]):
         if best[stages][node] >= _TRACED * worth[node]:
-            real, _ = paths.traced(k, stages, node, place, pair, once=True)
-            loose, cuts = paths.traced(k, stages, node, place, pair, once=False)
+            at = seen.k, stages, node, int(seen.place[node]), int(seen.pair[node])
+            real, _ = paths.traced(*at, once=True)
+            loose, cuts = paths.traced(*at, once=False)
             found.add(real, loose, pricing.rate_of(loose, cuts))
     return Survey(pricing.in_pool_order(worth), tuple(found.clusters), found.relaxed)
 
 
-def surveyed(pricing: Pricing) -> range:
+def surveyed(reach: Reach) -> range:
     """Numbers of stages of the clusters that are looked for; models may need many."""
-    if pricing.most_stages < FIRST:
-        return range(0)
-    loops = pricing.least_loops(Window(0.0, np.inf, (1.0,)))
-    least = int(np.isfinite(loops).argmax())
-    if not np.isfinite(loops[least]):
-        return range(0)
-    return range(least, min(least + _SURVEYED, pricing.most_stages + 1))
+    pricing = reach.pricing
+    anything = Window(0.0, np.inf, (1.0,))
+    for least in range(FIRST, pricing.most_stages + 1):
+        if np.isfinite(reach.least_loop_of(anything, least)):
+            return range(least, min(least + _SURVEYED, pricing.most_stages + 1))
+    return range(0)
 
 
 def _through(
-    pricing: Pricing, prices: Floats, step: float
-) -> tuple[dict[int, Floats], dict[tuple[int, int], tuple[Paths, int, int, int]]]:
+    reach: Reach, prices: Floats, step: float, known_in: dict[float, float]
+) -> tuple[dict[int, Floats], dict[tuple[int, int], tuple[Paths, Through]]]:
     """By number of stages what the best cluster through every node is worth, and where it is."""
     best: dict[int, Floats] = {}
-    where: dict[tuple[int, int], tuple[Paths, int, int, int]] = {}
-    sizes = surveyed(pricing)
-    for window in pricing.windows(step, _SLOPES):
-        if not any(pricing.is_possible(window, stages) for stages in sizes):
+    where: dict[tuple[int, int], tuple[Paths, Through]] = {}
+    sizes = surveyed(reach)
+    dull = _DULL * max(known_in.values(), default=0.0)
+    for window in reach.pricing.windows(step, _SLOPES):
+        if known_in.get(window.high_s, dull) < dull:
             continue
-        paths = Paths(pricing, prices, window)
+        known_in[window.high_s] = 0.0
+        if not any(reach.is_possible(window, stages) for stages in sizes):
+            continue
+        paths = Paths(reach.pricing, prices, window)
         for stages in sizes:
             known = best.setdefault(stages, np.zeros(len(prices)))
-            for k, worth, place, pair in paths.through(stages):
-                for node in np.flatnonzero(worth > known).tolist():
-                    where[stages, node] = (paths, k, int(place[node]), int(pair[node]))
-                np.maximum(known, worth, out=known)
+            seen = through(reach, paths, stages)
+            if seen is None:
+                continue
+            for node in np.flatnonzero(seen.worth > known).tolist():
+                where[stages, node] = (paths, seen)
+            np.maximum(known, seen.worth, out=known)
+            known_in[window.high_s] = max(known_in[window.high_s], float(seen.worth.max()))
     return best, where
 
 

@@ -98,7 +98,7 @@ def test_no_plan_beats_the_bound(costs: GraphCosts, seed: int) -> None:
 
 @pytest.mark.parametrize("schedule", list(Schedule))
 def test_the_bound_holds_for_cuts_that_the_search_does_not_look_at(schedule: Schedule) -> None:
-    """Of ninety cuts a pool's search sees a quarter; plans along all stay below the bound."""
+    """Ninety cuts, of which a pool's search sees a third: plans along all stay below the bound."""
     draw = random.Random(3)
     num = 90
     costs = GraphCosts(
