@@ -109,6 +109,7 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         randomness=randomness,
         settings=inputs.update,
         recompute=inputs.recompute and position.max_in_flight > 1,
+        keeps_previous=position.schedule.delays(position.num_stages),
     )
     links = ClusterLinks(plan, transport, inputs.compression)
     averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)

@@ -150,7 +150,7 @@ class Holdings:
     def _gone_at_step(self, start: Ints, end: Ints) -> Ints:
         """Activation bytes of the peak that no step finds there."""
         table, settings = self.table, self.settings
-        num_left = settings.schedule.in_flight_at_step(self.index, self.num_stages)
+        num_left = settings.in_flight_at_step(self.index, self.num_stages)
         kept_left = 0 if settings.recomputes(self.index, self.num_stages) else num_left
         kept = table.saved_bytes[end] + table.unsaved_bytes[end]
         kept = kept - table.saved_bytes[start] - table.received_bytes[start]

@@ -4,8 +4,8 @@ With C_k the seconds that stage k of S computes per microbatch, L_k the time tha
 from its arrival at stage k to the leaf and back, links included, and m microbatches per step:
 
     period = max over k of max(C_k, L_k / (S - k))    stage k has S - k microbatches in flight
-    1f1b:  step = L_0 + (m - 1) period + update       the first one fills, the others follow
-    async: step = m period + update
+    with a flush:    step = L_0 + (m - 1) period + update    the first one fills, others follow
+    async and 2bw:   step = m period + update
 
 Update, and averaging spread over the steps between two rounds, are charged to the stage whose
 period they lengthen: step = L_0 + max over k of E_k, E_k = (m - 1) max(C_k, L_k / (S - k)) + U_k.
@@ -30,7 +30,6 @@ from ravnest.planning.settings import (
     PlanningSettings,
 )
 from ravnest.planning.table import Bools, Floats, Ints
-from ravnest.stage.schedule import Schedule
 
 _BITS_PER_BYTE = 8
 
@@ -91,7 +90,7 @@ class Pace:
         self.memory = memory
         self.num_clusters = num_clusters
         self.size = table.last + 1
-        self.is_flushed = settings.schedule is Schedule.ONE_F_ONE_B
+        self.is_flushed = settings.schedule.is_flushed
         self.frequency = settings.frequency
         self.periods = self.frequency - 1 if self.is_flushed else self.frequency
         # Ends of the graph send nothing: there the table has the inputs, which are at hand.
@@ -123,7 +122,7 @@ class Pace:
     @property
     def most_stages(self) -> int:
         """Stages that a cluster has at most."""
-        return self.size - 1
+        return min(self.size - 1, self.memory.settings.most_stages)
 
     def needed(self, in_flight: int, *, accelerated: bool = False) -> Floats:
         """Peak bytes [start, end] of a stage that is `in_flight` from its leaf, inclusive.

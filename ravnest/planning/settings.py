@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,10 +140,25 @@ class PlanningSettings:
         """Microbatches per optimizer step that times are predicted for."""
         return self.update_frequency or DEFAULT_UPDATE_FREQUENCY
 
+    @property
+    def most_stages(self) -> int:
+        """Stages of a cluster that the schedule allows: `2bw` has a microbatch per stage and step.
+
+        Without a number from the user `Node` chooses one that is enough.
+        """
+        if self.update_frequency is not None and self.schedule is Schedule.TWO_BW:
+            return max(self.update_frequency, 1)
+        return sys.maxsize
+
     def in_flight(self, index: int, num_stages: int) -> int:
         """Microbatches that stage `index` holds at most."""
         frequency = self.update_frequency or num_stages
         return self.schedule.max_in_flight(index, num_stages, frequency)
+
+    def in_flight_at_step(self, index: int, num_stages: int) -> int:
+        """Microbatches that stage `index` holds during an optimizer step at most."""
+        frequency = self.update_frequency or num_stages
+        return self.schedule.in_flight_at_step(index, num_stages, frequency)
 
     def recomputes(self, index: int, num_stages: int) -> bool:
         """Whether a stage runs its forward passes twice; with one in flight it would save none."""

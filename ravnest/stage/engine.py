@@ -73,6 +73,7 @@ class StageEngine:
             pass again before the backward pass (Chen et al. 2016, "Training Deep Nets with
             Sublinear Memory Cost", with the stage as the segment). Weights, random numbers and
             buffers are those of the first time, and buffers are updated once.
+        keeps_previous: keep the weights of before each step, to compute with until the next.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class StageEngine:
         randomness: KeyedRandomness,
         settings: UpdateSettings,
         recompute: bool = False,
+        keeps_previous: bool = False,
     ) -> None:
         self._train = train
         self._evaluation = evaluation
@@ -101,7 +103,7 @@ class StageEngine:
             name: torch.nn.Parameter(tensor.to(device)) for name, tensor in state.replicas.items()
         }
         self.module = StageModule(self._parameters, self._buffers, self._constants | replicas)
-        self.weights = WeightVersions(self._parameters)
+        self.weights = WeightVersions(self._parameters, keeps_previous=keeps_previous)
         self.replicas = WeightVersions(replicas)
         self.updater = Updater(self._parameters.values(), settings)
         self._in_flight: dict[MicrobatchId, _InFlight] = {}
@@ -116,20 +118,23 @@ class StageEngine:
         microbatch: MicrobatchId,
         inputs: Mapping[str, Value],
         loss_function: LossFunction | None = None,
+        version: int | None = None,
     ) -> Mapping[str, Value]:
         """Runs the stage in training mode and keeps what its backward pass needs.
 
         Args:
             inputs: by value name; extra names are ignored.
             loss_function: on the leaf, from the stage's outputs to a scalar.
+            version: of the weights, in optimizer steps; None for the newest.
 
         Returns:
             The outputs by name, detached; on the leaf `{"loss": scalar}`.
 
         Raises:
-            TrainingError: a value is missing, or the loss is no differentiable scalar.
+            TrainingError: a value or the version is missing, or the loss is no differentiable
+                scalar.
         """
-        weights, replicas = self.weights.acquire(), self.replicas.acquire()
+        weights, replicas = self.weights.acquire(version), self.replicas.acquire()
         given = self._prepare(self._train, inputs, microbatch, with_gradients=True)
         state = self._state(weights.tensors, replicas.tensors)
         before = None
@@ -196,7 +201,7 @@ class StageEngine:
 
     def step(self) -> None:
         """One optimizer step from the gradients summed since the last."""
-        self.weights.begin_update()
+        self.weights.begin_step()
         self.updater.step()
         self.weights.end_update()
 

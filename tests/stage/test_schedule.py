@@ -118,3 +118,39 @@ def test_an_end_that_is_learnt_late_changes_nothing(
 def test_an_unknown_schedule_is_named_with_the_choices() -> None:
     with pytest.raises(ConfigError, match="schedule='gpipe' is unknown; expected one of '1f1b'"):
         Schedule.parse("gpipe")
+
+
+@given(positions, st.integers(0, 25), st.data())
+def test_every_gradient_has_the_age_that_the_schedule_promises(
+    shape: tuple[Schedule, int, int], count: int, data: st.DataObject
+) -> None:
+    """`version_of` against the order itself; versions exist, and none is needed that is gone."""
+    schedule, stages, frequency = shape
+    stage = data.draw(st.integers(0, stages - 1))
+    position = StagePosition(schedule, stage, stages, frequency)
+    steps = 0
+    for action in list_actions(position, count):
+        if action.kind is ActionKind.FORWARD:
+            version = position.version_of(action.number)
+            kept = 1 if schedule.delays(stages) else 0
+            assert max(steps - kept, 0) <= version <= steps
+            staleness = action.number // frequency - version
+            assert 0 <= staleness <= position.max_staleness
+            assert position.max_staleness <= schedule.stashed_versions(stage, stages, frequency)
+        steps += action.kind is ActionKind.STEP
+
+
+@given(st.integers(2, 8), st.integers(1, 9), st.integers(1, 60))
+def test_2bw_delays_every_step_but_the_first_by_one_on_all_stages(
+    stages: int, frequency: int, count: int
+) -> None:
+    for stage in range(stages):
+        position = StagePosition(Schedule.TWO_BW, stage, stages, frequency)
+        ages = [i // frequency - position.version_of(i) for i in range(count)]
+        assert ages == [int(i >= frequency) for i in range(count)]
+
+
+def test_2bw_goes_on_over_steps_without_a_flush() -> None:
+    assert listed(Schedule.TWO_BW, 0, 2, 2, 5) == "F0 F1 B0 F2 B1 S0 F3 B2 F4 B3 S1 B4 S2"
+    # With fewer microbatches than stages it has to wait for the weights it needs.
+    assert listed(Schedule.TWO_BW, 0, 4, 1, 3) == "F0 F1 B0 S0 F2 B1 S1 B2 S2"
