@@ -20,7 +20,7 @@ class NodeOptions:
         events: folder of the event log, `node_<id>.jsonl` in it.
         val_filename: the root writes one line per validation to it; the roots of clusters above 0
             add `_cluster_<c>` to the name.
-        schedule: "1f1b" (synchronous), "async" or "2bw"; see `Schedule`.
+        schedule: "1f1b" or "zb-h1" (synchronous), "async" or "2bw"; see `Schedule`.
         num_microbatches: parts that each batch is split into along its first dimension, so that the
             stages work at the same time; the gradient stays that of the whole batch. None: 1, with
             "2bw" as many as give a step at least one per stage.

@@ -83,8 +83,10 @@ class StagePipeline:
             match action.kind:
                 case ActionKind.FORWARD:
                     return
-                case ActionKind.BACKWARD:
+                case ActionKind.BACKWARD | ActionKind.BACKWARD_INPUT:
                     self._backward(MicrobatchId(self.epoch, action.number))
+                case ActionKind.BACKWARD_WEIGHT:
+                    self._engine.backward_weight(MicrobatchId(self.epoch, action.number))
                 case ActionKind.STEP:
                     self._step()
             self._progress = self._progress.after(action)
@@ -158,9 +160,9 @@ class StagePipeline:
         gradients: Mapping[str, torch.Tensor] = {}
         if rows.num_samples:
             self._journal.gradient_made(self._engine.weights.number - version)
-            gradients = self._engine.backward(
-                microbatch, None if received is None else received.tensors
-            )
+            splits = self._position.splits_backward
+            compute = self._engine.backward_input if splits else self._engine.backward
+            gradients = compute(microbatch, None if received is None else received.tensors)
         self._links.send_backward(
             Frame(
                 FrameKind.GRADIENT,

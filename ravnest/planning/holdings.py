@@ -44,7 +44,7 @@ class Holdings:
     @property
     def kept(self) -> int:
         """Microbatches of which all that backward needs is held."""
-        return 1 if self.settings.recomputes(self.index, self.num_stages) else self.in_flight
+        return self.settings.kept(self.index, self.num_stages)
 
     @property
     def stashed(self) -> int:

@@ -31,11 +31,14 @@ class StageTime:
         forward_s: forward pass of one microbatch.
         backward_s: backward pass of one microbatch, recomputation included.
         update_s: one optimizer step.
+        weight_s: the part of `backward_s` that is for gradients of weights, where the schedule
+            computes them apart.
     """
 
     forward_s: float
     backward_s: float
     update_s: float = 0.0
+    weight_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,7 @@ def _faster(pipeline: PipelineTime, part: tuple[int, bool]) -> PipelineTime:
         forward_s=_FASTER * was.forward_s,
         backward_s=_FASTER * was.backward_s,
         update_s=_FASTER * was.update_s,
+        weight_s=_FASTER * was.weight_s,
     )
     return replace(pipeline, stages=tuple(stages))
 
@@ -238,10 +242,10 @@ class _Run:
                 needed.append(_at(self._activations[stage], action.number))
             held = (each for each in self._exchanges if each.time.holder == stage)
             needed += [each.values_for(action.number) for each in held]
-        elif action.kind is ActionKind.BACKWARD:
+        elif action.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
             if stage + 1 < self.size:
                 needed.append(_at(self._gradients[stage], action.number))
-        else:
+        elif action.kind is ActionKind.STEP:
             owned = (each for each in self._exchanges if each.time.owner == stage)
             needed += [_at(each.gradients, action.number) for each in owned]
         known = [each for each in needed if each is not None]
@@ -259,12 +263,14 @@ class _Run:
                     self._activations[stage + 1].append(sent + link.latency_s)
             case ActionKind.BACKWARD:
                 end = start + time.backward_s
-                if stage > 0:
-                    link = self._links[stage - 1]
-                    sent = self._send(stage, end, link.gradient_s)
-                    self._gradients[stage - 1].append(sent + link.latency_s)
-                if (action.number + 1) % self._frequency == 0:
-                    self._send_tied_gradients(stage, end)
+                self._send_gradient(stage, end)
+                self._complete(stage, action.number, end)
+            case ActionKind.BACKWARD_INPUT:
+                end = start + time.backward_s - time.weight_s
+                self._send_gradient(stage, end)
+            case ActionKind.BACKWARD_WEIGHT:
+                end = start + time.weight_s
+                self._complete(stage, action.number, end)
             case ActionKind.STEP:
                 end = start + time.update_s
                 if stage == 0:
@@ -280,7 +286,16 @@ class _Run:
                     each.values[version] = sent + each.time.latency_s
                 each.versions.append(version)
 
-    def _send_tied_gradients(self, stage: int, ready: float) -> None:
+    def _send_gradient(self, stage: int, ready: float) -> None:
+        if stage > 0:
+            link = self._links[stage - 1]
+            sent = self._send(stage, ready, link.gradient_s)
+            self._gradients[stage - 1].append(sent + link.latency_s)
+
+    def _complete(self, stage: int, microbatch: int, ready: float) -> None:
+        """After the last backward pass of a step the gradients of replicas are sent."""
+        if (microbatch + 1) % self._frequency != 0:
+            return
         for each in self._exchanges:
             if each.time.holder == stage:
                 sent = self._send(stage, ready, each.time.seconds)

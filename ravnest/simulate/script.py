@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from ravnest.stage.schedule import ActionKind, Schedule, StagePosition, list_actions
 
-FORWARD, BACKWARD, UPDATE, AVERAGING, VALUES = range(5)
+FORWARD, BACKWARD, UPDATE, AVERAGING, VALUES, BACKWARD_INPUT, BACKWARD_WEIGHT = range(7)
 """Kinds of entries, plain integers because every event looks at one.
 
 VALUES is no work: the moment before a forward pass at which an owner sends the values of its shared
@@ -25,6 +25,8 @@ ACTIVATIONS_LANE, GRADIENTS_LANE, FIRST_TIED_LANE = range(3)
 _KINDS = {
     ActionKind.FORWARD: FORWARD,
     ActionKind.BACKWARD: BACKWARD,
+    ActionKind.BACKWARD_INPUT: BACKWARD_INPUT,
+    ActionKind.BACKWARD_WEIGHT: BACKWARD_WEIGHT,
     ActionKind.STEP: UPDATE,
 }
 
@@ -148,11 +150,12 @@ def _script(shape: ClusterShape, stage: int, values: dict[int, list[int]]) -> Sc
                 entries.append(Entry(VALUES, num_sent - 1, tuple(awaits), to_holders))
             sends = () if is_leaf else (ACTIVATIONS_LANE,)
             versions.append(position.version_of(number))
-        elif kind == BACKWARD:
-            if not is_leaf:
-                awaits.append((GRADIENTS_LANE, number))
-            sends = () if is_root else (GRADIENTS_LANE,)
-            if (number + 1) % shape.update_frequency == 0:
+        elif kind in (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT):
+            if kind != BACKWARD_WEIGHT:
+                if not is_leaf:
+                    awaits.append((GRADIENTS_LANE, number))
+                sends = () if is_root else (GRADIENTS_LANE,)
+            if kind != BACKWARD_INPUT and (number + 1) % shape.update_frequency == 0:
                 sends += to_owners
         elif kind == UPDATE:
             awaits += [(FIRST_TIED_LANE + holder, number) for holder in holders]

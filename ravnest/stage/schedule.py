@@ -5,7 +5,8 @@ Knows no tensors and no network; the executor feeds `Progress` back after every 
 
 Sources: 1F1B is PipeDream-flush and 2BW is PipeDream-2BW (both Narayanan et al. 2021,
 "Memory-Efficient Pipeline-Parallel DNN Training"); `async` is PipeDream's steady state (Narayanan
-et al. 2019) without a flush, with the weights of the forward pass stashed for the backward pass.
+et al. 2019) without a flush, with the weights of the forward pass stashed for the backward pass;
+ZB-H1 is Qi et al. 2024, "Zero Bubble Pipeline Parallelism".
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class Schedule(StrEnum):
         the ones that the gradient updates, W(t+1) = W(t) - rate * gradient(W(t-1)), and for the
         first step of an epoch its own. Runs without a pause when a step has at least as many
         microbatches as the cluster has stages. On one stage nothing is delayed.
+    ZB_H1: synchronous, with the numbers of `1f1b`. A stage sends the gradients of its inputs before
+        it computes those of its weights, and does the latter where it would wait: stage i is up to
+        i microbatches behind with them. The root has no gradients to send, and splits nothing. Its
+        pauses are a third of those of `1f1b` where all passes take as long; every stage holds as
+        many microbatches as the root does.
 
     In all, a stage that uses a parameter of an earlier stage computes a microbatch with the
     version that the owner computed it with: all uses agree, and its age is the owner's.
@@ -37,11 +43,12 @@ class Schedule(StrEnum):
     ONE_F_ONE_B = "1f1b"
     ASYNC = "async"
     TWO_BW = "2bw"
+    ZB_H1 = "zb-h1"
 
     @property
     def is_flushed(self) -> bool:
         """Whether no microbatch is in flight when weights change."""
-        return self is Schedule.ONE_F_ONE_B
+        return self in (Schedule.ONE_F_ONE_B, Schedule.ZB_H1)
 
     @property
     def is_uniform(self) -> bool:
@@ -52,12 +59,26 @@ class Schedule(StrEnum):
         """Whether every step uses gradients of the weights before the newest."""
         return self is Schedule.TWO_BW and num_stages > 1
 
-    def max_in_flight(self, stage: int, num_stages: int, update_frequency: int) -> int:
-        """Microbatches of a stage between their forward and their backward pass at most."""
+    def splits_backward(self, stage: int) -> bool:
+        """Whether a stage computes gradients of weights apart from those of its inputs."""
+        return self is Schedule.ZB_H1 and stage > 0
+
+    def max_ahead(self, stage: int, num_stages: int, update_frequency: int) -> int:
+        """Microbatches between their forward pass and the gradients of their inputs at most."""
         depth = num_stages - stage
         if self.is_flushed:
             return min(depth, update_frequency)
         return min(depth, 2 * update_frequency) if self.delays(num_stages) else depth
+
+    def max_behind(self, stage: int, update_frequency: int) -> int:
+        """Microbatches whose inputs have gradients, and their weights not yet, at most."""
+        return min(stage, update_frequency - 1) if self.splits_backward(stage) else 0
+
+    def max_in_flight(self, stage: int, num_stages: int, update_frequency: int) -> int:
+        """Microbatches of a stage between their forward and the end of their backward pass."""
+        ahead = self.max_ahead(stage, num_stages, update_frequency)
+        behind = self.max_behind(stage, update_frequency)
+        return min(ahead + behind, update_frequency) if behind else ahead
 
     def in_flight_at_step(self, stage: int, num_stages: int, update_frequency: int = 1) -> int:
         """Microbatches in flight during an optimizer step at most."""
@@ -98,10 +119,15 @@ class Schedule(StrEnum):
 
 
 class ActionKind(StrEnum):
-    """What a stage does with one microbatch, or with its optimizer."""
+    """What a stage does with one microbatch, or with its optimizer.
+
+    A backward pass is one, or two: first the gradients of inputs, later those of weights.
+    """
 
     FORWARD = "F"
     BACKWARD = "B"
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHT = "W"
     STEP = "S"
 
 
@@ -132,8 +158,23 @@ class StagePosition:
     update_frequency: int
 
     @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are computed apart from those of inputs."""
+        return self.schedule.splits_backward(self.stage)
+
+    @property
+    def max_ahead(self) -> int:
+        """Microbatches between their forward pass and the gradients of their inputs at most."""
+        return self.schedule.max_ahead(self.stage, self.num_stages, self.update_frequency)
+
+    @property
+    def max_behind(self) -> int:
+        """Microbatches whose inputs have gradients, and their weights not yet, at most."""
+        return self.schedule.max_behind(self.stage, self.update_frequency)
+
+    @property
     def max_in_flight(self) -> int:
-        """Microbatches between their forward and their backward pass at most."""
+        """Microbatches between their forward and the end of their backward pass at most."""
         return self.schedule.max_in_flight(self.stage, self.num_stages, self.update_frequency)
 
     @property
@@ -160,12 +201,15 @@ class Progress:
     """Where a stage stands in an epoch.
 
     Attributes:
-        forwards, backwards, steps: actions done so far.
+        forwards, steps: actions done so far.
+        backwards: microbatches whose inputs have their gradients.
+        completed: microbatches whose weights have theirs too.
         total: microbatches in the epoch, None while more may come.
     """
 
     forwards: int = 0
     backwards: int = 0
+    completed: int = 0
     steps: int = 0
     total: int | None = None
 
@@ -175,7 +219,11 @@ class Progress:
             case ActionKind.FORWARD:
                 return replace(self, forwards=self.forwards + 1)
             case ActionKind.BACKWARD:
+                return replace(self, backwards=self.backwards + 1, completed=self.completed + 1)
+            case ActionKind.BACKWARD_INPUT:
                 return replace(self, backwards=self.backwards + 1)
+            case ActionKind.BACKWARD_WEIGHT:
+                return replace(self, completed=self.completed + 1)
             case ActionKind.STEP:
                 return replace(self, steps=self.steps + 1)
 
@@ -188,20 +236,27 @@ def next_action(position: StagePosition, progress: Progress) -> Action | None:
     """
     frequency = position.update_frequency
     step_end = (progress.steps + 1) * frequency
-    ended = progress.total is not None and progress.backwards == progress.total
-    unapplied = progress.backwards - progress.steps * frequency
-    if progress.backwards >= step_end or (ended and unapplied > 0):
+    ended = progress.total is not None and progress.completed == progress.total
+    unapplied = progress.completed - progress.steps * frequency
+    if progress.completed >= step_end or (ended and unapplied > 0):
         return Action(ActionKind.STEP, progress.steps)
     if ended:
         return None
     last_forward = progress.total
     if (newest := _last_forward(position, step_end)) is not None:
         last_forward = newest if last_forward is None else min(newest, last_forward)
-    in_flight = progress.forwards - progress.backwards
+    ahead = progress.forwards - progress.backwards
+    behind = progress.backwards - progress.completed
+    if behind > position.max_behind:
+        return Action(ActionKind.BACKWARD_WEIGHT, progress.completed)
     more_to_come = last_forward is None or progress.forwards < last_forward
-    if more_to_come and in_flight < position.max_in_flight:
+    if more_to_come and ahead < position.max_ahead:
         return Action(ActionKind.FORWARD, progress.forwards)
-    return Action(ActionKind.BACKWARD, progress.backwards)
+    if ahead:
+        splits = position.splits_backward
+        kind = ActionKind.BACKWARD_INPUT if splits else ActionKind.BACKWARD
+        return Action(kind, progress.backwards)
+    return Action(ActionKind.BACKWARD_WEIGHT, progress.completed)
 
 
 def _last_forward(position: StagePosition, step_end: int) -> int | None:

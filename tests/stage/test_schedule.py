@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +41,16 @@ def test_async_does_not_flush_between_steps() -> None:
     assert listed(Schedule.ASYNC, 1, 2, 2, 5) == "F0 B0 F1 B1 S0 F2 B2 F3 B3 S1 F4 B4 S2"
 
 
+def test_zero_bubble_of_three_stages_is_the_published_order() -> None:
+    """ZB-H1: a stage is as many weight passes behind as there are stages before it."""
+    orders = [listed(Schedule.ZB_H1, stage, 3, 4, 4) for stage in range(3)]
+    assert orders == [
+        "F0 F1 F2 B0 F3 B1 B2 B3 S0",
+        "F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3 S0",
+        "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3 S0",
+    ]
+
+
 def test_1f1b_flushes_between_steps() -> None:
     assert listed(Schedule.ONE_F_ONE_B, 0, 2, 1, 2) == "F0 B0 S0 F1 B1 S1"
 
@@ -51,14 +63,22 @@ def test_every_microbatch_is_trained_once_and_applied(
     stage = data.draw(st.integers(0, stages - 1))
     position = StagePosition(schedule, stage, stages, frequency)
     actions = list(list_actions(position, count))
-    for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+    splits = position.splits_backward
+    passes = [ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT]
+    if not splits:
+        passes = [ActionKind.BACKWARD]
+    for kind in (ActionKind.FORWARD, *passes):
         assert [a.number for a in actions if a.kind is kind] == list(range(count))
+    assert {a.kind for a in actions} <= {ActionKind.FORWARD, ActionKind.STEP, *passes}
     assert sum(a.kind is ActionKind.STEP for a in actions) == -(-count // frequency)
-    in_flight = 0
+    in_flight = ahead = 0
     for action in actions:
-        in_flight += {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1}.get(action.kind, 0)
-        assert 0 <= in_flight <= position.max_in_flight
-        if action.kind is ActionKind.STEP and schedule is Schedule.ONE_F_ONE_B:
+        in_flight += {ActionKind.FORWARD: 1, passes[-1]: -1}.get(action.kind, 0)
+        ahead += {ActionKind.FORWARD: 1, passes[0]: -1}.get(action.kind, 0)
+        assert 0 <= ahead <= position.max_ahead
+        assert in_flight - ahead - (action.kind is passes[0]) <= position.max_behind
+        assert ahead <= in_flight <= position.max_in_flight
+        if action.kind is ActionKind.STEP and schedule.is_flushed:
             assert in_flight == 0
 
 
@@ -84,12 +104,13 @@ def test_stages_that_wait_for_each_other_never_lock_up(
             if action.kind is ActionKind.FORWARD and sent_forward[stage] <= action.number:
                 continue
             leaf = stage == stages - 1
-            awaits_gradient = action.kind is ActionKind.BACKWARD and not leaf
+            returns = action.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
+            awaits_gradient = returns and not leaf
             if awaits_gradient and sent_backward[stage + 1] <= action.number:
                 continue
             if action.kind is ActionKind.FORWARD:
                 sent_forward[stage + 1] = action.number + 1
-            elif action.kind is ActionKind.BACKWARD:
+            elif returns:
                 sent_backward[stage] = action.number + 1
             done[stage] += 1
             moved = True
@@ -108,7 +129,7 @@ def test_an_end_that_is_learnt_late_changes_nothing(
     progress = Progress()
     while (action := next_action(position, progress)) is not None:
         if action.kind is ActionKind.FORWARD and action.number == count:
-            progress = Progress(progress.forwards, progress.backwards, progress.steps, total=count)
+            progress = replace(progress, total=count)
             continue
         actions.append(action)
         progress = progress.after(action)
