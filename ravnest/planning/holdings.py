@@ -47,6 +47,15 @@ class Holdings:
         return self.settings.kept(self.index, self.num_stages)
 
     @property
+    def behind(self) -> int:
+        """Microbatches whose weights await their gradients: twice what the others hold.
+
+        Beside its graph such a microbatch has a gradient for every use of a weight, together 0.7
+        (transformers) to 1.0 (convolutions, perceptrons) of the bytes that the graph saved.
+        """
+        return self.settings.behind(self.index, self.num_stages)
+
+    @property
     def stashed(self) -> int:
         """Older weight versions beside a whole set of gradients."""
         return self.settings.lasting(self.index, self.num_stages)
@@ -67,7 +76,7 @@ class Holdings:
             + optimizer.tensor_bytes * table.num_trained,
             "stashed": self.stashed * table.trained_bytes,
             "averaging": int(is_shadowed) * table.averaged_bytes,
-            "activations": self.kept * table.saved_bytes,
+            "activations": (self.kept + self.behind) * table.saved_bytes,
         }
 
     def at_end(self) -> Purposes:

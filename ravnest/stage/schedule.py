@@ -33,8 +33,8 @@ class Schedule(StrEnum):
     ZB_H1: synchronous, with the numbers of `1f1b`. A stage sends the gradients of its inputs before
         it computes those of its weights, and does the latter where it would wait: stage i is up to
         i microbatches behind with them. The root has no gradients to send, and splits nothing. Its
-        pauses are a third of those of `1f1b` where all passes take as long; every stage holds as
-        many microbatches as the root does.
+        pauses are a third of those of `1f1b` where all passes take as long; every stage has as
+        many microbatches in flight as the root.
 
     In all, a stage that uses a parameter of an earlier stage computes a microbatch with the
     version that the owner computed it with: all uses agree, and its age is the owner's.
