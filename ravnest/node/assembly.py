@@ -108,7 +108,8 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         device=inputs.device,
         randomness=randomness,
         settings=inputs.update,
-        recompute=inputs.recompute and position.max_in_flight > 1,
+        recompute=inputs.recompute and position.max_ahead > 1,
+        keeps_previous=position.schedule.delays(position.num_stages),
     )
     links = ClusterLinks(plan, transport, inputs.compression)
     averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)

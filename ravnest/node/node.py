@@ -106,9 +106,10 @@ class Node:
             dict(lr_scheduler_params or {}),
             lr_step_on_epoch_change,
         )
-        self._num_microbatches = settings.num_microbatches
         codecs = parse_compression(compression)
         self._plan, stage = load_node(chosen.node_data, node_id, chosen.trusted_modules)
+        settings = settings.for_stages(self._plan.num_stages)
+        self._num_microbatches = settings.microbatches_per_batch
         wanted = is_tight(self._plan) if chosen.return_memory is None else chosen.return_memory
         if wanted and torch.device(device).type == "cpu":
             return_freed_memory()

@@ -20,9 +20,10 @@ class NodeOptions:
         events: folder of the event log, `node_<id>.jsonl` in it.
         val_filename: the root writes one line per validation to it; the roots of clusters above 0
             add `_cluster_<c>` to the name.
-        schedule: "1f1b" (synchronous) or "async".
+        schedule: "1f1b" or "zb-h1" (synchronous), "async" or "2bw"; see `Schedule`.
         num_microbatches: parts that each batch is split into along its first dimension, so that the
-            stages work at the same time; the gradient stays that of the whole batch.
+            stages work at the same time; the gradient stays that of the whole batch. None: 1, with
+            "2bw" as many as give a step at least one per stage.
         loss_reduction: how the criterion makes one number of a batch, "mean" or "sum". Default: its
             attribute `reduction` if it has one, else "mean".
         recompute: keep only a microbatch's inputs between its passes, and run its forward pass
@@ -45,7 +46,7 @@ class NodeOptions:
     events: Path = Path("events")
     val_filename: Path = Path("val_accuracies.txt")
     schedule: str = "1f1b"
-    num_microbatches: int = 1
+    num_microbatches: int | None = None
     loss_reduction: str | None = None
     recompute: bool = False
     return_memory: bool | None = None

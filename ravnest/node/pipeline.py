@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ravnest.errors import TrainingError
 from ravnest.node.journal import RunJournal
 from ravnest.node.links import ClusterLinks
 from ravnest.node.microbatches import Rows
@@ -58,6 +59,8 @@ class StagePipeline:
         self._progress = Progress()
         self._losses: dict[MicrobatchId, float] = {}
         self._rows: dict[MicrobatchId, Rows] = {}
+        self._versions: dict[MicrobatchId, int] = {}
+        self._first_version = 0  # that the epoch began with
         self._batch_loss = 0.0
         self._step_loss: float | None = None
         self.epoch = 0
@@ -80,8 +83,10 @@ class StagePipeline:
             match action.kind:
                 case ActionKind.FORWARD:
                     return
-                case ActionKind.BACKWARD:
+                case ActionKind.BACKWARD | ActionKind.BACKWARD_INPUT:
                     self._backward(MicrobatchId(self.epoch, action.number))
+                case ActionKind.BACKWARD_WEIGHT:
+                    self._engine.backward_weight(MicrobatchId(self.epoch, action.number))
                 case ActionKind.STEP:
                     self._step()
             self._progress = self._progress.after(action)
@@ -97,7 +102,10 @@ class StagePipeline:
         assert microbatch == self.next_microbatch
         if self.is_idle:
             self._journal.epoch_began(self.epoch)
-        frame = self._tied.before_pass(frame)
+            self._first_version = self._engine.weights.number
+        version = self._first_version + self._position.version_of(microbatch.index)
+        self._versions[microbatch] = version
+        frame = self._tied.before_pass(frame, version)
         self._rows[microbatch] = Rows.of(frame)
         results = self._compute(microbatch, frame, targets)
         if self._loss_of is None:
@@ -114,9 +122,10 @@ class StagePipeline:
         if self._progress.forwards == 0:
             self._progress = Progress()
             return
+        self._engine.weights.forget_previous()
         self._engine.updater.end_epoch()
         self._rounds.after_epoch()
-        self._tied.mark_changed()
+        self._tied.mark_averaged()
         self._journal.epoch_ended(self.epoch, self._progress.forwards)
         self._progress = Progress()
         self.epoch += 1
@@ -125,7 +134,8 @@ class StagePipeline:
         if not self._rows[microbatch].num_samples:
             return {}
         loss_function = self._loss_of(frame, targets) if self._loss_of is not None else None
-        return self._engine.forward(microbatch, {**frame.scalars, **frame.tensors}, loss_function)
+        inputs = {**frame.scalars, **frame.tensors}
+        return self._engine.forward(microbatch, inputs, loss_function, self._versions[microbatch])
 
     def _own_copies(self, frame: Frame, results: Mapping[str, Value]) -> Mapping[str, Value]:
         """On the root, copies of inputs that pass through: the script may fill them anew."""
@@ -140,22 +150,24 @@ class StagePipeline:
         }
 
     def _backward(self, microbatch: MicrobatchId) -> None:
-        rows = self._rows.pop(microbatch)
+        rows, version = self._rows.pop(microbatch), self._versions.pop(microbatch)
         received = None if self._loss_of is not None else self._links.receive_gradient(microbatch)
         if received is None:
             loss = self._losses.pop(microbatch)
         else:
             loss = float(received.scalars["loss"] or 0.0)
+        self._check_version(microbatch, version, received)
         gradients: Mapping[str, torch.Tensor] = {}
         if rows.num_samples:
-            gradients = self._engine.backward(
-                microbatch, None if received is None else received.tensors
-            )
+            self._journal.gradient_made(self._engine.weights.number - version)
+            splits = self._position.splits_backward
+            compute = self._engine.backward_input if splits else self._engine.backward
+            gradients = compute(microbatch, None if received is None else received.tensors)
         self._links.send_backward(
             Frame(
                 FrameKind.GRADIENT,
                 microbatch,
-                weight_version=self._engine.weights.number,
+                weight_version=version,
                 tensors=gradients,
                 scalars={"loss": loss},
             )
@@ -174,7 +186,28 @@ class StagePipeline:
         self._journal.step_made(self._engine.weights.number, self._step_loss or 0.0)
         self._step_loss = None
         self._rounds.after_step()
-        self._tied.mark_changed()
+        self._tied.mark_averaged()
+
+    def _check_version(
+        self, microbatch: MicrobatchId, version: int, received: Frame | None
+    ) -> None:
+        """The contract of staleness: within the bound, and between stages as the schedule says."""
+        schedule, bound = self._position.schedule, self._position.max_staleness
+        staleness = self._engine.weights.number - version
+        if not 0 <= staleness <= bound:
+            raise TrainingError(
+                f"the gradient of microbatch {microbatch} is {staleness} optimizer steps old, "
+                f"with schedule {str(schedule)!r} at most {bound}"
+            )
+        if received is None:
+            return
+        behind = received.weight_version
+        # Without a flush a later stage has less in flight, so its weights are never older.
+        if behind < version or (schedule.is_uniform and behind != version):
+            raise TrainingError(
+                f"the next stage computed microbatch {microbatch} with the weights of step "
+                f"{behind}, this one with those of step {version}"
+            )
 
 
 def stage_frame(received: Frame, results: Mapping[str, Value]) -> Frame:

@@ -77,7 +77,7 @@ class RootDriver:
         targets = None
         if current is not None and self._ships_train:
             targets = shipped_targets(current.batch, _leaves(args, kwargs))
-        number = self._settings.num_microbatches
+        number = self._settings.microbatches_per_batch
         if number == 1:
             self._forward_rows(
                 whole_batch(num_samples_of(inputs.values())), inputs, current, targets

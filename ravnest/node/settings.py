@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ravnest.errors import ConfigError
@@ -15,7 +15,8 @@ class RunSettings:
 
     Attributes:
         update_frequency: batches per optimizer step.
-        num_microbatches: microbatches that a batch is split into.
+        num_microbatches: microbatches that a batch is split into; None until `for_stages` has
+            chosen.
         reduce_factor: optimizer steps between averagings, None for one averaging per epoch.
         average_optim: whether optimizer state is averaged too.
     """
@@ -24,16 +25,43 @@ class RunSettings:
     update_frequency: int
     reduce_factor: int | None
     average_optim: bool
-    num_microbatches: int = 1
+    num_microbatches: int | None = None
+
+    @property
+    def microbatches_per_batch(self) -> int:
+        """`num_microbatches`, 1 where nobody has said or chosen it."""
+        return self.num_microbatches or 1
 
     @property
     def microbatches_per_step(self) -> int:
         """Backward passes per optimizer step."""
-        return self.update_frequency * self.num_microbatches
+        return self.update_frequency * self.microbatches_per_batch
+
+    def for_stages(self, num_stages: int) -> RunSettings:
+        """The same with `num_microbatches` chosen for a cluster of so many stages.
+
+        Raises:
+            ConfigError: a step has too few microbatches for the schedule.
+        """
+        if not self.schedule.delays(num_stages):
+            return replace(self, num_microbatches=self.microbatches_per_batch)
+        enough = -(-num_stages // self.update_frequency)
+        if self.num_microbatches is None:
+            return replace(self, num_microbatches=enough)
+        if self.microbatches_per_step < num_stages:
+            raise ConfigError(
+                f"schedule={str(self.schedule)!r} needs at least one microbatch per stage and "
+                f"optimizer step; update_frequency={self.update_frequency} and "
+                f"num_microbatches={self.num_microbatches} make {self.microbatches_per_step} for "
+                f"{num_stages} stages",
+                hint=f"set num_microbatches={enough}, or leave it out",
+            )
+        return self
 
     def __post_init__(self) -> None:
         _require_positive("update_frequency", self.update_frequency)
-        _require_positive("num_microbatches", self.num_microbatches)
+        if self.num_microbatches is not None:
+            _require_positive("num_microbatches", self.num_microbatches)
         if self.reduce_factor is not None:
             _require_positive("reduce_factor", self.reduce_factor)
 

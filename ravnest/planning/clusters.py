@@ -75,6 +75,7 @@ def form_clusters(
     if table.max_stages == 0:
         raise PlanningError("the model has no parameter that requires a gradient; nothing to train")
     rated, assumed = _rated(nodes)
+    settings = dataclasses.replace(settings, num_nodes=len(nodes))
     usable, unused = _usable(table, rated, settings)
     planner = _Planner(table, settings, usable)
     division, bound, is_optimal = planner.best(nodes)

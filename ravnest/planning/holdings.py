@@ -44,7 +44,16 @@ class Holdings:
     @property
     def kept(self) -> int:
         """Microbatches of which all that backward needs is held."""
-        return 1 if self.settings.recomputes(self.index, self.num_stages) else self.in_flight
+        return self.settings.kept(self.index, self.num_stages)
+
+    @property
+    def behind(self) -> int:
+        """Microbatches whose weights await their gradients: twice what the others hold.
+
+        Beside its graph such a microbatch has a gradient for every use of a weight, together 0.7
+        (transformers) to 1.0 (convolutions, perceptrons) of the bytes that the graph saved.
+        """
+        return self.settings.behind(self.index, self.num_stages)
 
     @property
     def stashed(self) -> int:
@@ -67,7 +76,7 @@ class Holdings:
             + optimizer.tensor_bytes * table.num_trained,
             "stashed": self.stashed * table.trained_bytes,
             "averaging": int(is_shadowed) * table.averaged_bytes,
-            "activations": self.kept * table.saved_bytes,
+            "activations": (self.kept + self.behind) * table.saved_bytes,
         }
 
     def at_end(self) -> Purposes:
@@ -150,7 +159,7 @@ class Holdings:
     def _gone_at_step(self, start: Ints, end: Ints) -> Ints:
         """Activation bytes of the peak that no step finds there."""
         table, settings = self.table, self.settings
-        num_left = settings.schedule.in_flight_at_step(self.index, self.num_stages)
+        num_left = settings.in_flight_at_step(self.index, self.num_stages)
         kept_left = 0 if settings.recomputes(self.index, self.num_stages) else num_left
         kept = table.saved_bytes[end] + table.unsaved_bytes[end]
         kept = kept - table.saved_bytes[start] - table.received_bytes[start]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -119,7 +119,7 @@ class ClusterSearch:
         if self.pace.size > table.last:
             return cluster
         near = table.near(cuts.tolist(), _REFINED)
-        memory = MemoryModel(near, self.full.settings, self.full.is_averaged)
+        memory = MemoryModel(near, self._settings(cluster.nodes), self.full.is_averaged)
         pace = Pace(memory, self.num_clusters)
         found = along(pace, Traits.of(cluster.nodes))
         if found is None:
@@ -129,6 +129,10 @@ class ClusterSearch:
             return cluster
         times = StageTimes(memory, cluster.nodes)
         return Cluster(cluster.nodes, times.cutting(found.boundaries), rate)
+
+    def _settings(self, nodes: Sequence[NodeSpec]) -> PlanningSettings:
+        """For a cluster whose length is known."""
+        return replace(self.full.settings, num_nodes=len(nodes))
 
     def _along_some_orders(self, nodes: Sequence[NodeSpec]) -> Cluster | None:
         found = []
@@ -153,7 +157,7 @@ class ClusterSearch:
 
     def _timed(self, memory: MemoryModel, order: Sequence[NodeSpec], cutting: Cutting) -> Cluster:
         cuts = np.searchsorted(memory.table.positions, cutting.cuts)
-        few = MemoryModel(memory.table.at(cuts), memory.settings, memory.is_averaged)
+        few = MemoryModel(memory.table.at(cuts), self._settings(order), memory.is_averaged)
         pace = Pace(few, self.num_clusters)
         step_s = step_time_of(pace, Traits.of(order), range(len(cuts)))
         return Cluster(tuple(order), cutting, float(pace.microbatch_rate(np.array(step_s))))

@@ -4,12 +4,13 @@ With C_k the seconds that stage k of S computes per microbatch, L_k the time tha
 from its arrival at stage k to the leaf and back, links included, and m microbatches per step:
 
     period = max over k of max(C_k, L_k / (S - k))    stage k has S - k microbatches in flight
-    1f1b:  step = L_0 + (m - 1) period + update       the first one fills, the others follow
-    async: step = m period + update
+    with a flush:    step = L_0 + (m - 1) period + update    the first one fills, others follow
+    async and 2bw:   step = m period + update
 
 Update, and averaging spread over the steps between two rounds, are charged to the stage whose
 period they lengthen: step = L_0 + max over k of E_k, E_k = (m - 1) max(C_k, L_k / (S - k)) + U_k.
-Against the exact schedule (`timing.steady_state`) this is within a few percent. What makes it worth
+Against the exact schedule (`timing.steady_state`) this is within a few percent, but for `zb-h1`,
+which is taken for `1f1b` here and is faster. What makes it worth
 having: it is built up from the leaf by two numbers per suffix, L and the largest E so far, and less
 of either is never worse, so a dynamic programme over suffixes finds the best plan.
 """
@@ -91,7 +92,7 @@ class Pace:
         self.memory = memory
         self.num_clusters = num_clusters
         self.size = table.last + 1
-        self.is_flushed = settings.schedule is Schedule.ONE_F_ONE_B
+        self.is_flushed = settings.schedule.is_flushed
         self.frequency = settings.frequency
         self.periods = self.frequency - 1 if self.is_flushed else self.frequency
         # Ends of the graph send nothing: there the table has the inputs, which are at hand.
@@ -123,19 +124,21 @@ class Pace:
     @property
     def most_stages(self) -> int:
         """Stages that a cluster has at most."""
-        return self.size - 1
+        return min(self.size - 1, self.memory.settings.most_stages)
 
     def needed(self, in_flight: int, *, accelerated: bool = False) -> Floats:
         """Peak bytes [start, end] of a stage that is `in_flight` from its leaf, inclusive.
 
         Infinite where the stage trains nothing. A stage that starts with the graph is the root, so
-        the length of its cluster is known; of the others the part of the cluster before them is not
-        and makes no difference.
+        the length of its cluster is known; of the others the part of the cluster before them is
+        not: where it makes a difference, the longest cluster there can be is assumed.
         """
         key = in_flight, accelerated
         if key not in self._needed:
             memory = replace(self.memory, on_accelerator=accelerated)
             needed = self._stage_bytes(memory, in_flight)
+            if in_flight > self.memory.settings.most_stages:
+                needed[:] = np.inf
             if in_flight > 1:
                 needed[:, -1] = np.inf  # only the leaf ends with the graph
             else:
@@ -145,9 +148,20 @@ class Pace:
 
     def _stage_bytes(self, memory: MemoryModel, in_flight: int) -> Floats:
         start, end = np.arange(self.size)[:, None], np.arange(self.size)[None, :]
-        needed = memory.stage_bytes(start, end, 1, in_flight + 1).astype(np.float64)
+        longest = self._longest(in_flight)
+        needed = memory.stage_bytes(start, end, longest - in_flight, longest).astype(np.float64)
         needed[0] = memory.stage_bytes(start[:1], end, 0, in_flight)[0]
         return needed
+
+    def _longest(self, in_flight: int) -> int:
+        """Stages of the cluster that a stage which is not the root needs the most memory in.
+
+        It makes a difference only where every stage holds as many microbatches as the root.
+        """
+        settings = self.memory.settings
+        if settings.schedule is not Schedule.ZB_H1:
+            return in_flight + 1
+        return max(in_flight + 1, min(self.most_stages, settings.num_nodes or in_flight + 1))
 
     def link_seconds(self, one: Traits, other: Traits) -> Floats:
         """Both ways per microbatch: nodes that broadcast, by boundary in the last axis."""

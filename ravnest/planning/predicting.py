@@ -134,7 +134,9 @@ def pipeline_time(
         forward = work / BACKWARD_AND_FORWARD / flops
         trained = float(table.trained_bytes[end] - table.trained_bytes[start])
         update = settings.optimizer.step_work_per_byte * trained / flops
-        stages.append(StageTime(forward, total - forward, update))
+        # Gradients of weights take about as long as those of inputs, and as the forward pass.
+        apart = forward if settings.schedule.splits_backward(k) else 0.0
+        stages.append(StageTime(forward, total - forward, update, apart))
     links = []
     for k, boundary in enumerate(cuts[1:-1]):
         rate = _rate(nodes[k], nodes[k + 1])
@@ -202,6 +204,7 @@ class _Pipeline:
                 backward_s=time.backward_s,
                 update_s=time.update_s,
                 busy=self._state.busy[k],
+                weight_s=time.weight_s,
             )
 
     def links(self, averaging_s: float) -> Iterator[LinkPrediction]:

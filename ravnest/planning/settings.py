@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +121,7 @@ class PlanningSettings:
         gradient_ratio: the same of a gradient.
         runtime_bytes: what a process on a CPU holds beside its stage.
         assumed: in words, what nobody said.
+        num_nodes: nodes there are, None where that is not known; no cluster has more stages.
     """
 
     schedule: Schedule = Schedule.ONE_F_ONE_B
@@ -133,20 +135,47 @@ class PlanningSettings:
     gradient_ratio: float = 1.0
     runtime_bytes: int = RUNTIME_FOOTPRINT_BYTES
     assumed: tuple[str, ...] = ()
+    num_nodes: int | None = None
 
     @property
     def frequency(self) -> int:
         """Microbatches per optimizer step that times are predicted for."""
         return self.update_frequency or DEFAULT_UPDATE_FREQUENCY
 
+    @property
+    def most_stages(self) -> int:
+        """Stages of a cluster that the schedule allows: `2bw` has a microbatch per stage and step.
+
+        Without a number from the user `Node` chooses one that is enough.
+        """
+        if self.update_frequency is not None and self.schedule is Schedule.TWO_BW:
+            return max(self.update_frequency, 1)
+        return sys.maxsize
+
     def in_flight(self, index: int, num_stages: int) -> int:
         """Microbatches that stage `index` holds at most."""
         frequency = self.update_frequency or num_stages
         return self.schedule.max_in_flight(index, num_stages, frequency)
 
+    def in_flight_at_step(self, index: int, num_stages: int) -> int:
+        """Microbatches that stage `index` holds during an optimizer step at most."""
+        frequency = self.update_frequency or num_stages
+        return self.schedule.in_flight_at_step(index, num_stages, frequency)
+
     def recomputes(self, index: int, num_stages: int) -> bool:
-        """Whether a stage runs its forward passes twice; with one in flight it would save none."""
-        return self.recompute and self.in_flight(index, num_stages) > 1
+        """Whether a stage runs its forward passes twice; with one ahead it would save none."""
+        frequency = self.update_frequency or num_stages
+        return self.recompute and self.schedule.max_ahead(index, num_stages, frequency) > 1
+
+    def kept(self, index: int, num_stages: int) -> int:
+        """Microbatches of which stage `index` holds all that backward needs at most."""
+        if not self.recomputes(index, num_stages):
+            return self.in_flight(index, num_stages)
+        return 1 + self.behind(index, num_stages)
+
+    def behind(self, index: int, num_stages: int) -> int:
+        """Microbatches whose inputs have gradients, and their weights not yet, at most."""
+        return self.schedule.max_behind(index, self.update_frequency or num_stages)
 
     def stashed(self, index: int, num_stages: int) -> int:
         """Older weight versions that stage `index` holds at most."""

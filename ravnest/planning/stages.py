@@ -93,6 +93,7 @@ class StageTimes:
         needed = self._memories[index].stage_bytes(start, end, index, self.num_stages)
         is_legal = table.num_trained[end] > table.num_trained[start]
         is_legal &= needed <= self._limits[index]
+        is_legal &= self.num_stages <= self.memory.settings.most_stages
         return np.where(is_legal, self.seconds(index, start, end), np.inf)
 
     def first_start(self, index: int, end: int, limit: float) -> int:
@@ -110,7 +111,7 @@ class StageTimes:
         With temporaries and shared tensors a stage is no sum of what its two ends add: only where
         no bound decides it takes a search.
         """
-        if not self._fits(0):
+        if self.num_stages > self.memory.settings.most_stages or not self._fits(0):
             return False
         return self._fits(1) or bool(np.isfinite(slowest_stage(self)))
 

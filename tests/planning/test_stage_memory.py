@@ -109,7 +109,7 @@ def test_a_step_of_few_microbatches_keeps_fewer_in_flight() -> None:
 
 
 def test_one_stage_alone_stashes_nothing() -> None:
-    assert [schedule.stashed_versions(0, 1) for schedule in Schedule] == [0, 0]
+    assert [schedule.stashed_versions(0, 1) for schedule in Schedule] == [0] * len(Schedule)
 
 
 def test_averaging_works_on_a_copy_of_everything_stored_in_its_own_dtype() -> None:
