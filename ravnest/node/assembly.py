@@ -12,6 +12,7 @@ import torch
 from ravnest.averaging.averager import Averager
 from ravnest.capture.stage_file import LoadedStage
 from ravnest.metrics.events import EventLog
+from ravnest.node.clipping import clipping_of
 from ravnest.node.evaluating import LeafEvaluation, StageEvaluator
 from ravnest.node.journal import NumberFile, RunJournal
 from ravnest.node.labels import label_source
@@ -123,7 +124,16 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         inputs.progress if plan.is_root else None,
     )
     pipeline = StagePipeline(
-        StageParts(engine, links, rounds, journal, position, tied), _loss_of(inputs, links)
+        StageParts(
+            engine,
+            links,
+            rounds,
+            journal,
+            position,
+            tied,
+            clipping_of(plan, inputs.settings, engine, links),
+        ),
+        _loss_of(inputs, links),
     )
     evaluator = StageEvaluator(
         engine,

@@ -98,6 +98,8 @@ class Node:
             reduce_factor,
             average_optim,
             chosen.num_microbatches,
+            chosen.clip_grad_norm,
+            chosen.clip_norm_type,
         )
         update = UpdateSettings(
             optimizer,

@@ -25,6 +25,10 @@ class NodeOptions:
             stages work at the same time; the gradient stays that of the whole batch.
         loss_reduction: how the criterion makes one number of a batch, "mean" or "sum". Default: its
             attribute `reduction` if it has one, else "mean".
+        clip_grad_norm: scale the gradients of every optimizer step so that their norm over the
+            whole model, all stages of the cluster together, is at most this; None to leave them.
+        clip_norm_type: of that norm: 2 for the Euclidean one, `float("inf")` for the largest
+            absolute value.
         recompute: keep only a microbatch's inputs between its passes, and run its forward pass
             again before its backward pass: less memory, a third more computing. A stage that never
             has more than one microbatch in flight would save nothing, and keeps the pass.
@@ -47,6 +51,8 @@ class NodeOptions:
     schedule: str = "1f1b"
     num_microbatches: int = 1
     loss_reduction: str | None = None
+    clip_grad_norm: float | None = None
+    clip_norm_type: float = 2.0
     recompute: bool = False
     return_memory: bool | None = None
     seed: int | None = None

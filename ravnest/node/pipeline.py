@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ravnest.node.clipping import GradientClipping
 from ravnest.node.journal import RunJournal
 from ravnest.node.links import ClusterLinks
 from ravnest.node.microbatches import Rows
@@ -37,6 +38,7 @@ class StageParts:
     journal: RunJournal
     position: StagePosition
     tied: TiedParameters
+    clipping: GradientClipping | None
 
 
 class StagePipeline:
@@ -54,6 +56,7 @@ class StagePipeline:
         self._journal = parts.journal
         self._position = parts.position
         self._tied = parts.tied
+        self._clipping = parts.clipping
         self._loss_of = loss_of
         self._progress = Progress()
         self._losses: dict[MicrobatchId, float] = {}
@@ -98,6 +101,8 @@ class StagePipeline:
         if self.is_idle:
             self._journal.epoch_began(self.epoch)
         frame = self._tied.before_pass(frame)
+        if self._clipping is not None:
+            frame = self._clipping.before_pass(frame)
         self._rows[microbatch] = Rows.of(frame)
         results = self._compute(microbatch, frame, targets)
         if self._loss_of is None:
@@ -170,8 +175,9 @@ class StagePipeline:
 
     def _step(self) -> None:
         self._tied.before_step()
+        norm = None if self._clipping is None else self._clipping.before_step()
         self._engine.step()
-        self._journal.step_made(self._engine.weights.number, self._step_loss or 0.0)
+        self._journal.step_made(self._engine.weights.number, self._step_loss or 0.0, norm)
         self._step_loss = None
         self._rounds.after_step()
         self._tied.mark_changed()

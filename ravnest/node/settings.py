@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ class RunSettings:
         num_microbatches: microbatches that a batch is split into.
         reduce_factor: optimizer steps between averagings, None for one averaging per epoch.
         average_optim: whether optimizer state is averaged too.
+        clip_grad_norm: largest norm of the gradients of the whole model, None for any.
+        clip_norm_type: of that norm; 2 or inf, or anything else above 0.
     """
 
     schedule: Schedule
@@ -25,6 +28,8 @@ class RunSettings:
     reduce_factor: int | None
     average_optim: bool
     num_microbatches: int = 1
+    clip_grad_norm: float | None = None
+    clip_norm_type: float = 2.0
 
     @property
     def microbatches_per_step(self) -> int:
@@ -36,6 +41,9 @@ class RunSettings:
         _require_positive("num_microbatches", self.num_microbatches)
         if self.reduce_factor is not None:
             _require_positive("reduce_factor", self.reduce_factor)
+        if self.clip_grad_norm is not None:
+            _require_above_zero("clip_grad_norm", self.clip_grad_norm, may_be_infinite=False)
+        _require_above_zero("clip_norm_type", self.clip_norm_type, may_be_infinite=True)
 
     def announcement(self) -> dict[str, Any]:
         """As plain data, for the frame that starts a run."""
@@ -65,3 +73,9 @@ def require_callable(**values: object) -> None:
 def _require_positive(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name}={value!r} is not possible; expected an integer of 1 or more")
+
+
+def _require_above_zero(name: str, value: object, *, may_be_infinite: bool) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    if not is_number or (value == math.inf and not may_be_infinite):
+        raise ConfigError(f"{name}={value!r} is not possible; expected a number above 0")

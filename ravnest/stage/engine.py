@@ -107,6 +107,11 @@ class StageEngine:
         self._in_flight: dict[MicrobatchId, _InFlight] = {}
 
     @property
+    def parameters(self) -> Mapping[str, torch.nn.Parameter]:
+        """The parameters that this stage owns, by original name, with gradients and all."""
+        return self._parameters
+
+    @property
     def num_in_flight(self) -> int:
         """Microbatches that await their backward pass."""
         return len(self._in_flight)

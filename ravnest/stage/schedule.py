@@ -33,6 +33,11 @@ class Schedule(StrEnum):
     ONE_F_ONE_B = "1f1b"
     ASYNC = "async"
 
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether nothing is in flight at an optimizer step, so that training is one process's."""
+        return self.in_flight_at_step(0, 2) == 0
+
     def max_in_flight(self, stage: int, num_stages: int, update_frequency: int) -> int:
         """Microbatches of a stage between their forward and their backward pass at most."""
         depth = num_stages - stage
