@@ -6,6 +6,7 @@ as one process does. Norms are joined as norms, not as sums of powers, which cou
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 
@@ -31,6 +32,9 @@ def joined(norms: Iterable[float], norm_type: float) -> float:
 def gradient_norm(parameters: Parameters, norm_type: float) -> float:
     """The norm of the gradients of these parameters as one vector; the device is waited for.
 
+    In bfloat16 the norm of each gradient is rounded to it, as torch does, so that one process is
+    repeated; in float16, whose largest value a norm soon exceeds, it is float32.
+
     Args:
         parameters: by name; those without a gradient count for nothing.
         norm_type: 2 for the Euclidean norm, `inf` for the largest absolute value; any above 0.
@@ -41,8 +45,10 @@ def gradient_norm(parameters: Parameters, norm_type: float) -> float:
         if gradient.numel():
             (half if gradient.dtype.itemsize < 4 else whole).append(gradient)
     norms = [torch.nn.utils.get_total_norm(whole, norm_type)] if whole else []
-    # In their own dtype, as torch does it, every norm would be off by up to 0.4 %.
-    norms += [torch.linalg.vector_norm(each, norm_type, dtype=torch.float32) for each in half]
+    norms += [
+        torch.linalg.vector_norm(each, norm_type, dtype=_norm_dtype([each])).float()
+        for each in half
+    ]
     return joined(torch.stack(norms).tolist() if norms else (), norm_type)
 
 
@@ -71,9 +77,15 @@ def clip(parameters: Parameters, norm: float, max_norm: float) -> None:
     Args:
         norm: of all gradients of the model; `parameters` may be some of its.
     """
-    is_double = any(each.dtype is torch.float64 for each in parameters.values())
-    total = torch.tensor(norm, dtype=torch.float64 if is_double else torch.float32)
+    gradients = list(_gradients(parameters).values())
+    total = torch.tensor(norm, dtype=_norm_dtype(gradients))
     torch.nn.utils.clip_grads_with_norm_(parameters.values(), max_norm, total)
+
+
+def _norm_dtype(gradients: Iterable[torch.Tensor]) -> torch.dtype:
+    dtypes = {each.dtype for each in gradients} or {torch.float32}
+    found = functools.reduce(torch.promote_types, dtypes)
+    return torch.float32 if found is torch.float16 else found
 
 
 def _gradients(parameters: Parameters) -> dict[str, torch.Tensor]:
