@@ -17,6 +17,7 @@ from ravnest.node.evaluating import LeafEvaluation, StageEvaluator
 from ravnest.node.journal import NumberFile, RunJournal
 from ravnest.node.labels import label_source
 from ravnest.node.links import ClusterLinks
+from ravnest.node.memory import MemoryWatch
 from ravnest.node.microbatches import Rows
 from ravnest.node.pipeline import LossOfMicrobatch, StageParts, StagePipeline
 from ravnest.node.rounds import RoundKeeper
@@ -28,6 +29,7 @@ from ravnest.node.targets import (
     TargetFinder,
     accuracy,
     compute_loss,
+    naming_shapes,
     predictions_of,
 )
 from ravnest.node.tying import TiedParameters
@@ -132,6 +134,7 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
             position,
             tied,
             clipping_of(plan, inputs.settings, engine, links),
+            MemoryWatch(plan, inputs.device),
         ),
         _loss_of(inputs, links),
     )
@@ -171,7 +174,9 @@ def _loss_of(inputs: NodeInputs, links: ClusterLinks) -> LossOfMicrobatch | None
         share = Rows.of(frame).share if inputs.is_mean else 1.0
 
         def loss(outputs: Mapping[str, Value]) -> torch.Tensor:
-            found = compute_loss(inputs.criterion, predictions_of(outputs, structure), targets)
+            predictions = predictions_of(outputs, structure)
+            with naming_shapes(frame, predictions, targets):
+                found = compute_loss(inputs.criterion, predictions, targets)
             return found if share == 1.0 else found * share
 
         return loss

@@ -100,6 +100,7 @@ class Node:
             chosen.num_microbatches,
             chosen.clip_grad_norm,
             chosen.clip_norm_type,
+            repr({pattern: dict(options) for pattern, options in chosen.param_groups.items()}),
         )
         update = UpdateSettings(
             optimizer,
@@ -107,6 +108,7 @@ class Node:
             lr_scheduler,
             dict(lr_scheduler_params or {}),
             lr_step_on_epoch_change,
+            chosen.param_groups,
         )
         self._num_microbatches = settings.num_microbatches
         codecs = parse_compression(compression)

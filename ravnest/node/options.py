@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ravnest.errors import ConfigError
+from ravnest.stage.groups import Groups, check_groups
 from ravnest.transport.interface import Transport
 
 
@@ -29,6 +30,8 @@ class NodeOptions:
             whole model, all stages of the cluster together, is at most this; None to leave them.
         clip_norm_type: of that norm: 2 for the Euclidean one, `float("inf")` for the largest
             absolute value.
+        param_groups: options of the optimizer for parameters by pattern of their name, such as
+            `{"*.bias": {"weight_decay": 0.0}}`; see `ravnest.stage.groups`.
         recompute: keep only a microbatch's inputs between its passes, and run its forward pass
             again before its backward pass: less memory, a third more computing. A stage that never
             has more than one microbatch in flight would save nothing, and keeps the pass.
@@ -53,6 +56,7 @@ class NodeOptions:
     loss_reduction: str | None = None
     clip_grad_norm: float | None = None
     clip_norm_type: float = 2.0
+    param_groups: Groups = field(default_factory=dict)
     recompute: bool = False
     return_memory: bool | None = None
     seed: int | None = None
@@ -64,7 +68,7 @@ class NodeOptions:
     @classmethod
     def parse(cls, options: dict[str, Any]) -> NodeOptions:
         """Raises ConfigError for an unknown option or an impossible value."""
-        names = [field.name for field in fields(cls)]
+        names = [each.name for each in fields(cls)]
         unknown = sorted(set(options) - set(names))
         if unknown:
             raise ConfigError(
@@ -92,6 +96,7 @@ class NodeOptions:
                     f"{name}={getattr(parsed, name)!r} is not possible; "
                     f"expected {' or '.join(map(str, choices[-2:]))}"
                 )
+        check_groups(parsed.param_groups)
         timeout = parsed.timeout_s
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigError(f"timeout_s={timeout!r} is not possible; expected seconds above 0")

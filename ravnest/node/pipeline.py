@@ -7,7 +7,7 @@ All of it runs in the thread that calls `Trainer.train`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,10 @@ import torch
 from ravnest.node.clipping import GradientClipping
 from ravnest.node.journal import RunJournal
 from ravnest.node.links import ClusterLinks
+from ravnest.node.memory import MemoryWatch
 from ravnest.node.microbatches import Rows
 from ravnest.node.rounds import RoundKeeper
+from ravnest.node.targets import check_loss
 from ravnest.node.tying import TiedParameters
 from ravnest.plan.identity import MicrobatchId
 from ravnest.stage.engine import LossFunction, StageEngine
@@ -39,6 +41,7 @@ class StageParts:
     position: StagePosition
     tied: TiedParameters
     clipping: GradientClipping | None
+    memory: MemoryWatch
 
 
 class StagePipeline:
@@ -57,6 +60,7 @@ class StagePipeline:
         self._position = parts.position
         self._tied = parts.tied
         self._clipping = parts.clipping
+        self._memory = parts.memory
         self._loss_of = loss_of
         self._progress = Progress()
         self._losses: dict[MicrobatchId, float] = {}
@@ -76,6 +80,10 @@ class StagePipeline:
     def is_idle(self) -> bool:
         """Whether the epoch has had no microbatch yet."""
         return self._progress.forwards == 0
+
+    def unmatched_groups(self, patterns: Iterable[str]) -> list[str]:
+        """Patterns of parameter groups that match no name of this stage."""
+        return self._engine.updater.unmatched(patterns)
 
     def advance(self) -> None:
         """Does every action that comes before the next forward pass."""
@@ -108,7 +116,9 @@ class StagePipeline:
         if self._loss_of is None:
             self._links.send_forward(stage_frame(frame, self._own_copies(frame, results)))
         else:
-            self._losses[microbatch] = float(results.get("loss", 0.0))
+            loss = float(results.get("loss", 0.0))
+            check_loss(loss, frame, self._engine.weights.number)
+            self._losses[microbatch] = loss
         self.num_forwards += 1
         self._progress = replace(self._progress, forwards=self._progress.forwards + 1)
 
@@ -130,7 +140,9 @@ class StagePipeline:
         if not self._rows[microbatch].num_samples:
             return {}
         loss_function = self._loss_of(frame, targets) if self._loss_of is not None else None
-        return self._engine.forward(microbatch, {**frame.scalars, **frame.tensors}, loss_function)
+        with self._memory.during(f"the forward pass of microbatch {microbatch}"):
+            inputs = {**frame.scalars, **frame.tensors}
+            return self._engine.forward(microbatch, inputs, loss_function)
 
     def _own_copies(self, frame: Frame, results: Mapping[str, Value]) -> Mapping[str, Value]:
         """On the root, copies of inputs that pass through: the script may fill them anew."""
@@ -153,9 +165,10 @@ class StagePipeline:
             loss = float(received.scalars["loss"] or 0.0)
         gradients: Mapping[str, torch.Tensor] = {}
         if rows.num_samples:
-            gradients = self._engine.backward(
-                microbatch, None if received is None else received.tensors
-            )
+            with self._memory.during(f"the backward pass of microbatch {microbatch}"):
+                gradients = self._engine.backward(
+                    microbatch, None if received is None else received.tensors
+                )
         self._links.send_backward(
             Frame(
                 FrameKind.GRADIENT,
@@ -176,7 +189,8 @@ class StagePipeline:
     def _step(self) -> None:
         self._tied.before_step()
         norm = None if self._clipping is None else self._clipping.before_step()
-        self._engine.step()
+        with self._memory.during(f"optimizer step {self._engine.weights.number}"):
+            self._engine.step()
         self._journal.step_made(self._engine.weights.number, self._step_loss or 0.0, norm)
         self._step_loss = None
         self._rounds.after_step()

@@ -21,6 +21,7 @@ class RunSettings:
         average_optim: whether optimizer state is averaged too.
         clip_grad_norm: largest norm of the gradients of the whole model, None for any.
         clip_norm_type: of that norm; 2 or inf, or anything else above 0.
+        param_groups: the groups of the optimizer, written out.
     """
 
     schedule: Schedule
@@ -30,6 +31,7 @@ class RunSettings:
     num_microbatches: int = 1
     clip_grad_norm: float | None = None
     clip_norm_type: float = 2.0
+    param_groups: str = "{}"
 
     @property
     def microbatches_per_step(self) -> int:

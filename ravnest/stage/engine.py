@@ -103,7 +103,7 @@ class StageEngine:
         self.module = StageModule(self._parameters, self._buffers, self._constants | replicas)
         self.weights = WeightVersions(self._parameters)
         self.replicas = WeightVersions(replicas)
-        self.updater = Updater(self._parameters.values(), settings)
+        self.updater = Updater(self._parameters, settings)
         self._in_flight: dict[MicrobatchId, _InFlight] = {}
 
     @property
