@@ -56,6 +56,7 @@ class NodeInputs:
         progress: where the root shows its progress.
         window: messages the transport lets a sender be ahead.
         recompute: as `NodeOptions.recompute`.
+        autocast: as `NodeOptions.autocast`.
     """
 
     plan: NodePlan
@@ -76,6 +77,7 @@ class NodeInputs:
     progress: TextIO
     window: int
     recompute: bool
+    autocast: torch.dtype | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         randomness=randomness,
         settings=inputs.update,
         recompute=inputs.recompute and position.max_in_flight > 1,
+        autocast=inputs.autocast,
     )
     links = ClusterLinks(plan, transport, inputs.compression)
     averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)

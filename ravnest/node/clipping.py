@@ -17,6 +17,7 @@ schedule; on the way down, under a flush, for one that waits for nothing but the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -25,7 +26,8 @@ from ravnest.node.links import ClusterLinks
 from ravnest.node.settings import RunSettings
 from ravnest.plan.model import NodePlan
 from ravnest.stage.engine import StageEngine
-from ravnest.stage.norms import check_finite, clip, gradient_norm, joined
+from ravnest.stage.norms import check_finite, clip, gradient_norm, joined, multiply
+from ravnest.stage.precision import LossScale
 from ravnest.wire.frame import Frame, FrameKind
 
 DETAIL = "gradient_norm"
@@ -35,13 +37,14 @@ DETAIL = "gradient_norm"
 def clipping_of(
     plan: NodePlan, settings: RunSettings, engine: StageEngine, links: ClusterLinks
 ) -> GradientClipping | None:
-    """One stage's part in clipping, None when nothing is clipped."""
-    if settings.clip_grad_norm is None:
+    """One stage's part in clipping and scaling, None when there is neither."""
+    if settings.clip_grad_norm is None and settings.loss_scale is None:
         return None
     norm = ClusterNorm(
         plan, links, settings.clip_norm_type, is_exact=settings.schedule.is_synchronous
     )
-    return GradientClipping(plan, engine, norm, float(settings.clip_grad_norm))
+    scale = None if settings.loss_scale is None else LossScale(settings.loss_scale)
+    return GradientClipping(plan, engine, norm, settings.clip_grad_norm, scale)
 
 
 class ClusterNorm:
@@ -113,16 +116,26 @@ class GradientClipping:
     """What a stage does to its gradients before an optimizer step.
 
     Args:
-        max_norm: of the gradients of the whole model.
+        max_norm: of the gradients of the whole model, None for any.
+        scale: of losses, None for none. A norm that is not finite then leaves the step out, on
+            all stages alike, since they have the same norm.
     """
 
     def __init__(
-        self, plan: NodePlan, engine: StageEngine, norm: ClusterNorm, max_norm: float
+        self,
+        plan: NodePlan,
+        engine: StageEngine,
+        norm: ClusterNorm,
+        max_norm: float | None,
+        scale: LossScale | None,
     ) -> None:
         self._stage = plan.stage
         self._engine = engine
         self._norm = norm
         self._max_norm = max_norm
+        self._scale = scale
+        if scale is not None:
+            engine.loss_scale = scale.value
 
     def before_pass(self, frame: Frame) -> Frame:
         """A microbatch's frame for the stages behind, see `ClusterNorm.before_pass`."""
@@ -131,22 +144,37 @@ class GradientClipping:
     def before_step(self) -> float:
         """Clips this stage's gradients; the norm over the cluster before that.
 
+        It is not finite when the step must be left out.
+
         Raises:
-            TrainingError: they have values that are not finite.
+            TrainingError: they have values that are not finite, and losses are not scaled.
         """
         step, parameters = self._engine.weights.number, self._engine.parameters
         own = gradient_norm(parameters, self._norm.norm_type)
         # First the stages behind: where gradients break, they break for all stages before as well.
         behind = self._norm.behind(step)
-        check_finite(parameters, own, where=f"stage {self._stage} at step {step}")
-        total = self._norm.of_step(step, own, behind)
-        clip(parameters, total, self._max_norm)
+        if self._scale is None:
+            check_finite(parameters, own, where=f"stage {self._stage} at step {step}")
+            total = self._norm.of_step(step, own, behind)
+        else:
+            total = self._unscaled(self._norm.of_step(step, own, behind), self._scale)
+        if self._max_norm is not None and math.isfinite(total):
+            clip(parameters, total, self._max_norm)
         return total
+
+    def _unscaled(self, norm: float, scale: LossScale) -> float:
+        """Takes the scale out of the gradients and their norm, and adapts it."""
+        factor = 1.0 / scale.value
+        if is_finite := math.isfinite(norm):
+            multiply(self._engine.parameters, factor)
+        scale.update(is_finite=is_finite)
+        self._engine.loss_scale = scale.value
+        return norm * factor
 
 
 def _norm_in(values: object, frame: Frame) -> float:
     found = values.get(DETAIL) if isinstance(values, Mapping) else None
-    if not isinstance(found, float) or not found >= 0:
+    if not isinstance(found, float) or found < 0:
         raise ProtocolError(
             f"{frame.kind.name} of microbatch {frame.microbatch} has {DETAIL}={found!r}, "
             "expected a number of 0 or more"

@@ -101,6 +101,7 @@ class Node:
             chosen.clip_grad_norm,
             chosen.clip_norm_type,
             repr({pattern: dict(options) for pattern, options in chosen.param_groups.items()}),
+            chosen.loss_scale,
         )
         update = UpdateSettings(
             optimizer,
@@ -111,6 +112,11 @@ class Node:
             chosen.param_groups,
         )
         self._num_microbatches = settings.num_microbatches
+        if chosen.autocast is torch.float16 and chosen.loss_scale is None:
+            logger.warning(
+                "autocast='fp16' without loss_scale: small gradients become zero, and parameters "
+                "behind them stop learning; pass loss_scale='dynamic'"
+            )
         codecs = parse_compression(compression)
         self._plan, stage = load_node(chosen.node_data, node_id, chosen.trusted_modules)
         wanted = is_tight(self._plan) if chosen.return_memory is None else chosen.return_memory
@@ -146,6 +152,7 @@ class Node:
                 progress=sys.stderr,
                 window=_window(self._plan),
                 recompute=chosen.recompute,
+                autocast=chosen.autocast,
             )
             self._parts: NodeParts = assemble(inputs, self._transport, self._events)
             self._root = RootDriver(

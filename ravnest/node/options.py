@@ -6,8 +6,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ravnest.errors import ConfigError
 from ravnest.stage.groups import Groups, check_groups
+from ravnest.stage.precision import parse_autocast
 from ravnest.transport.interface import Transport
 
 
@@ -30,6 +33,11 @@ class NodeOptions:
             whole model, all stages of the cluster together, is at most this; None to leave them.
         clip_norm_type: of that norm: 2 for the Euclidean one, `float("inf")` for the largest
             absolute value.
+        autocast: what this node computes in, as torch.autocast does: torch.bfloat16 or "bf16",
+            torch.float16 or "fp16", None for the weights' own precision. May differ from node to
+            node.
+        loss_scale: "dynamic" or a number: what losses are multiplied by, so that gradients in
+            float16 do not vanish; steps whose gradients overflow are left out on every stage.
         param_groups: options of the optimizer for parameters by pattern of their name, such as
             `{"*.bias": {"weight_decay": 0.0}}`; see `ravnest.stage.groups`.
         recompute: keep only a microbatch's inputs between its passes, and run its forward pass
@@ -56,6 +64,8 @@ class NodeOptions:
     loss_reduction: str | None = None
     clip_grad_norm: float | None = None
     clip_norm_type: float = 2.0
+    autocast: torch.dtype | None = None
+    loss_scale: str | float | None = None
     param_groups: Groups = field(default_factory=dict)
     recompute: bool = False
     return_memory: bool | None = None
@@ -84,7 +94,8 @@ class NodeOptions:
                 f"trusted_modules={trusted!r} is not possible; expected a tuple of strings",
                 hint="write trusted_modules=('package.module:function',)",
             )
-        parsed = cls(**{**options, "trusted_modules": tuple(trusted)})
+        autocast = parse_autocast(options.get("autocast"))
+        parsed = cls(**{**options, "trusted_modules": tuple(trusted), "autocast": autocast})
         if parsed.loss_reduction not in (None, "mean", "sum"):
             raise ConfigError(
                 f"loss_reduction={parsed.loss_reduction!r} is unknown; expected 'mean' or 'sum'"

@@ -7,6 +7,7 @@ All of it runs in the thread that calls `Trainer.train`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -117,7 +118,8 @@ class StagePipeline:
             self._links.send_forward(stage_frame(frame, self._own_copies(frame, results)))
         else:
             loss = float(results.get("loss", 0.0))
-            check_loss(loss, frame, self._engine.weights.number)
+            if self._engine.loss_scale is None:  # else its step is left out
+                check_loss(loss, frame, self._engine.weights.number)
             self._losses[microbatch] = loss
         self.num_forwards += 1
         self._progress = replace(self._progress, forwards=self._progress.forwards + 1)
@@ -189,8 +191,9 @@ class StagePipeline:
     def _step(self) -> None:
         self._tied.before_step()
         norm = None if self._clipping is None else self._clipping.before_step()
+        is_left_out = norm is not None and not math.isfinite(norm)
         with self._memory.during(f"optimizer step {self._engine.weights.number}"):
-            self._engine.step()
+            self._engine.step(is_left_out=is_left_out)
         self._journal.step_made(self._engine.weights.number, self._step_loss or 0.0, norm)
         self._step_loss = None
         self._rounds.after_step()

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ravnest.errors import ConfigError
+from ravnest.stage.precision import check_loss_scale
 from ravnest.stage.schedule import Schedule
 
 
@@ -21,6 +22,7 @@ class RunSettings:
         average_optim: whether optimizer state is averaged too.
         clip_grad_norm: largest norm of the gradients of the whole model, None for any.
         clip_norm_type: of that norm; 2 or inf, or anything else above 0.
+        loss_scale: "dynamic", a constant, or None for none.
         param_groups: the groups of the optimizer, written out.
     """
 
@@ -32,6 +34,7 @@ class RunSettings:
     clip_grad_norm: float | None = None
     clip_norm_type: float = 2.0
     param_groups: str = "{}"
+    loss_scale: str | float | None = None
 
     @property
     def microbatches_per_step(self) -> int:
@@ -46,6 +49,14 @@ class RunSettings:
         if self.clip_grad_norm is not None:
             _require_above_zero("clip_grad_norm", self.clip_grad_norm, may_be_infinite=False)
         _require_above_zero("clip_norm_type", self.clip_norm_type, may_be_infinite=True)
+        check_loss_scale(self.loss_scale)
+        if self.loss_scale is not None and not self.schedule.is_synchronous:
+            raise ConfigError(
+                f"loss_scale={self.loss_scale!r} needs a schedule that flushes, such as '1f1b': "
+                f"with {str(self.schedule)!r} a stage steps before it can know that the gradients "
+                "of the stages before it overflow",
+                hint="use autocast='bf16', which needs no scale",
+            )
 
     def announcement(self) -> dict[str, Any]:
         """As plain data, for the frame that starts a run."""

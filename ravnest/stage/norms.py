@@ -82,6 +82,13 @@ def clip(parameters: Parameters, norm: float, max_norm: float) -> None:
     torch.nn.utils.clip_grads_with_norm_(parameters.values(), max_norm, total)
 
 
+def multiply(parameters: Parameters, factor: float) -> None:
+    """Multiplies the gradients of these parameters."""
+    for each in parameters.values():
+        if each.grad is not None:
+            each.grad.mul_(factor)
+
+
 def _norm_dtype(gradients: Iterable[torch.Tensor]) -> torch.dtype:
     dtypes = {each.dtype for each in gradients} or {torch.float32}
     found = functools.reduce(torch.promote_types, dtypes)

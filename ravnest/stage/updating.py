@@ -106,6 +106,11 @@ class Updater:
         if not self._settings.lr_step_on_epoch_change:
             self._step_scheduler(f"after step {self._num_steps - 1}")
 
+    def drop(self) -> None:
+        """Clears the gradients of a step that is left out; its scheduler does not step."""
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
+
     def end_epoch(self) -> None:
         """Steps a scheduler that counts epochs; TrainingError when it fails."""
         if self._settings.lr_step_on_epoch_change:
