@@ -58,7 +58,7 @@ def compare(entry: Entry, case: Case, folder: Path) -> dict[str, Any]:
     cuts, epochs = cuts_of(entry, case, folder), epochs_of(entry, case)
     found["stages"] = [len(cut.plan.stages) for cut in cuts]
     found["replicas"] = [sum(len(s.replicas) for s in cut.plan.stages) for cut in cuts]
-    for schedule in (each for each in Schedule if each.is_synchronous):
+    for schedule in (each for each in Schedule if each.is_flushed):
         if case.draws:
             expected = train_over_stages(cuts[0], entry, case, epochs, schedule)
         else:

@@ -11,6 +11,9 @@ of the stages before it those that they had when they sent the activations it to
 from the order of the schedule alone, so a second run repeats them. Its own part is always of this
 step, so no stage ever makes a step from gradients of a norm above the limit.
 
+A scale of losses uses the same exchange: a norm that is not finite is how all stages learn that
+the gradients of one have overflowed.
+
 Nothing can lock up: on the way up a stage waits for one whose step came before its own in any
 schedule; on the way down, under a flush, for one that waits for nothing but the way up.
 """
@@ -40,9 +43,7 @@ def clipping_of(
     """One stage's part in clipping and scaling, None when there is neither."""
     if settings.clip_grad_norm is None and settings.loss_scale is None:
         return None
-    norm = ClusterNorm(
-        plan, links, settings.clip_norm_type, is_exact=settings.schedule.is_synchronous
-    )
+    norm = ClusterNorm(plan, links, settings.clip_norm_type, is_exact=settings.schedule.is_flushed)
     scale = None if settings.loss_scale is None else LossScale(settings.loss_scale)
     return GradientClipping(plan, engine, norm, settings.clip_grad_norm, scale)
 

@@ -50,7 +50,7 @@ class RunSettings:
             _require_above_zero("clip_grad_norm", self.clip_grad_norm, may_be_infinite=False)
         _require_above_zero("clip_norm_type", self.clip_norm_type, may_be_infinite=True)
         check_loss_scale(self.loss_scale)
-        if self.loss_scale is not None and not self.schedule.is_synchronous:
+        if self.loss_scale is not None and not self.schedule.is_flushed:
             raise ConfigError(
                 f"loss_scale={self.loss_scale!r} needs a schedule that flushes, such as '1f1b': "
                 f"with {str(self.schedule)!r} a stage steps before it can know that the gradients "

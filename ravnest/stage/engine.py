@@ -78,7 +78,8 @@ class StageEngine:
         autocast: compute in that precision where torch.autocast does; None for the weights' own.
 
     Attributes:
-        loss_scale: what losses are multiplied by for the backward pass, None for nothing; see `precision.LossScale`.
+        loss_scale: what losses are multiplied by for the backward pass, None for nothing; see
+            `precision.LossScale`.
     """
 
     def __init__(

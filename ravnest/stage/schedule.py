@@ -34,8 +34,8 @@ class Schedule(StrEnum):
     ASYNC = "async"
 
     @property
-    def is_synchronous(self) -> bool:
-        """Whether nothing is in flight at an optimizer step, so that training is one process's."""
+    def is_flushed(self) -> bool:
+        """Whether no microbatch is in flight when weights change."""
         return self.in_flight_at_step(0, 2) == 0
 
     def max_in_flight(self, stage: int, num_stages: int, update_frequency: int) -> int:

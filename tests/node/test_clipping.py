@@ -202,6 +202,40 @@ def test_async_clips_by_what_is_known(nodes: int, frequency: int, tmp_path: Path
     assert_fused(tmp_path, model)
 
 
+@pytest.mark.parametrize("frequency", [1, 2])
+def test_shared_parameters_under_async_repeat(frequency: int, tmp_path: Path) -> None:
+    """Gradients to owners, values to holders and norms cross each other without locking up."""
+    found = []
+    for attempt in ("one", "two"):
+        run = make_plan(tmp_path / attempt, tied_harness.build(), (tied_harness.X[:3],), nodes=4)
+        run_cleanly(
+            run,
+            lambda node: tied_harness.train(node, epochs=2),
+            schedule="async",
+            update_frequency=frequency,
+            clip_grad_norm=0.3,
+            optimizer=torch.optim.SGD,
+            optimizer_params={"lr": LR},
+            criterion=tied_harness.criterion,
+        )
+        found.append(tied_harness.fused(run))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_each_cluster_clips_by_its_own_norm(tmp_path: Path) -> None:
+    run = make_plan(tmp_path, build(), (X[:4],), nodes=4, clusters=2)
+    run_cleanly(run, lambda node: train(node, 2), clip_grad_norm=0.7, **SGD)
+    norms = {
+        stage.cluster_id: [e["gradient_norm"] for e in run.events(stage.node_id, "step")]
+        for stage in run.plan.stages
+    }
+    assert len(norms) == 2
+    assert norms[0][0] != norms[1][0]
+    for stage in run.plan.stages:
+        steps = run.events(stage.node_id, "step")
+        assert [each["gradient_norm"] for each in steps] == norms[stage.cluster_id]
+
+
 def test_second_runs_repeat_the_first(tmp_path: Path) -> None:
     """Also where several stages step without waiting for each other."""
     found = []
