@@ -72,12 +72,17 @@ def reference(max_norm: float | None, norm_type: float, frequency: int) -> tuple
     return model, norms
 
 
+FLUSHED = [str(each) for each in Schedule if each.is_flushed]
+UNFLUSHED = [str(each) for each in Schedule if not each.is_flushed]
+
+
+@pytest.mark.parametrize("schedule", FLUSHED)
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5])
 @pytest.mark.parametrize(
     ("max_norm", "norm_type", "frequency"), [(0.7, 2.0, 1), (1.2, 2.0, 4), (0.4, math.inf, 1)]
 )
-def test_1f1b_clips_as_one_process(
-    nodes: int, max_norm: float, norm_type: float, frequency: int, tmp_path: Path
+def test_with_a_flush_it_clips_as_one_process(
+    nodes: int, max_norm: float, norm_type: float, frequency: int, schedule: str, tmp_path: Path
 ) -> None:
     run = make_plan(tmp_path, build(), (X[:4],), nodes=nodes)
     run_cleanly(
@@ -85,6 +90,7 @@ def test_1f1b_clips_as_one_process(
         lambda node: train(node, epochs=2),
         clip_grad_norm=max_norm,
         clip_norm_type=norm_type,
+        schedule=schedule,
         update_frequency=frequency,
         **SGD,
     )
@@ -202,8 +208,11 @@ def test_async_clips_by_what_is_known(nodes: int, frequency: int, tmp_path: Path
     assert_fused(tmp_path, model)
 
 
+@pytest.mark.parametrize("schedule", UNFLUSHED)
 @pytest.mark.parametrize("frequency", [1, 2])
-def test_shared_parameters_under_async_repeat(frequency: int, tmp_path: Path) -> None:
+def test_shared_parameters_without_a_flush_repeat(
+    frequency: int, schedule: str, tmp_path: Path
+) -> None:
     """Gradients to owners, values to holders and norms cross each other without locking up."""
     found = []
     for attempt in ("one", "two"):
@@ -211,7 +220,7 @@ def test_shared_parameters_under_async_repeat(frequency: int, tmp_path: Path) ->
         run_cleanly(
             run,
             lambda node: tied_harness.train(node, epochs=2),
-            schedule="async",
+            schedule=schedule,
             update_frequency=frequency,
             clip_grad_norm=0.3,
             optimizer=torch.optim.SGD,
@@ -236,12 +245,13 @@ def test_each_cluster_clips_by_its_own_norm(tmp_path: Path) -> None:
         assert [each["gradient_norm"] for each in steps] == norms[stage.cluster_id]
 
 
-def test_second_runs_repeat_the_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", UNFLUSHED)
+def test_second_runs_repeat_the_first(schedule: str, tmp_path: Path) -> None:
     """Also where several stages step without waiting for each other."""
     found = []
     for attempt in ("one", "two"):
         run = make_plan(tmp_path / attempt, build(), (X[:4],), nodes=4)
-        run_cleanly(run, lambda n: train(n, 2), schedule="async", clip_grad_norm=0.2, **SGD)
+        run_cleanly(run, lambda n: train(n, 2), schedule=schedule, clip_grad_norm=0.2, **SGD)
         folder = tmp_path / attempt
         found.append(model_fusion(node_data=folder / "node_data", trained=folder / "trained"))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

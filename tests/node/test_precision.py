@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ravnest import Node, Trainer, model_fusion
 from ravnest.errors import ConfigError
+from ravnest.stage.schedule import Schedule
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.randint(0, 3, (40,), generator=torch.Generator().manual_seed(1))
@@ -163,10 +164,11 @@ def scaled_reference(max_norm: float | None) -> tuple[Net, float, list[bool]]:
     return model, scaler.get_scale(), made
 
 
+@pytest.mark.parametrize("schedule", [str(each) for each in Schedule if each.is_flushed])
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 @pytest.mark.parametrize("max_norm", [None, 100.0])
 def test_float16_with_a_dynamic_scale_equals_torchs_scaler(
-    nodes: int, max_norm: float | None, tmp_path: Path
+    nodes: int, max_norm: float | None, schedule: str, tmp_path: Path
 ) -> None:
     """Some steps overflow; every stage leaves out the same ones, and all end with one scale."""
     run = make_plan(tmp_path, build(), (X[:4],), nodes=nodes)
@@ -177,7 +179,13 @@ def test_float16_with_a_dynamic_scale_equals_torchs_scaler(
 
     options = {**SGD, "criterion": strong, "optimizer_params": {"lr": LR / 300, "momentum": 0.9}}
     run_cleanly(
-        run, script, autocast="fp16", loss_scale="dynamic", clip_grad_norm=max_norm, **options
+        run,
+        script,
+        schedule=schedule,
+        autocast="fp16",
+        loss_scale="dynamic",
+        clip_grad_norm=max_norm,
+        **options,
     )
     model, scale, made = scaled_reference(max_norm)
     assert 0 < made.count(False) < len(made)
