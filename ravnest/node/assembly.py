@@ -12,10 +12,12 @@ import torch
 from ravnest.averaging.averager import Averager
 from ravnest.capture.stage_file import LoadedStage
 from ravnest.metrics.events import EventLog
+from ravnest.node.clipping import clipping_of
 from ravnest.node.evaluating import LeafEvaluation, StageEvaluator
 from ravnest.node.journal import NumberFile, RunJournal
 from ravnest.node.labels import label_source
 from ravnest.node.links import ClusterLinks
+from ravnest.node.memory import MemoryWatch
 from ravnest.node.microbatches import Rows
 from ravnest.node.pipeline import LossOfMicrobatch, StageParts, StagePipeline
 from ravnest.node.rounds import RoundKeeper
@@ -27,6 +29,7 @@ from ravnest.node.targets import (
     TargetFinder,
     accuracy,
     compute_loss,
+    naming_shapes,
     predictions_of,
 )
 from ravnest.node.tying import TiedParameters
@@ -53,6 +56,7 @@ class NodeInputs:
         progress: where the root shows its progress.
         window: messages the transport lets a sender be ahead.
         recompute: as `NodeOptions.recompute`.
+        autocast: as `NodeOptions.autocast`.
     """
 
     plan: NodePlan
@@ -73,6 +77,7 @@ class NodeInputs:
     progress: TextIO
     window: int
     recompute: bool
+    autocast: torch.dtype | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         settings=inputs.update,
         recompute=inputs.recompute and position.max_ahead > 1,
         keeps_previous=position.schedule.delays(position.num_stages),
+        autocast=inputs.autocast,
     )
     links = ClusterLinks(plan, transport, inputs.compression)
     averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)
@@ -124,7 +130,17 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         inputs.progress if plan.is_root else None,
     )
     pipeline = StagePipeline(
-        StageParts(engine, links, rounds, journal, position, tied), _loss_of(inputs, links)
+        StageParts(
+            engine,
+            links,
+            rounds,
+            journal,
+            position,
+            tied,
+            clipping_of(plan, inputs.settings, engine, links),
+            MemoryWatch(plan, inputs.device),
+        ),
+        _loss_of(inputs, links),
     )
     evaluator = StageEvaluator(
         engine,
@@ -162,7 +178,9 @@ def _loss_of(inputs: NodeInputs, links: ClusterLinks) -> LossOfMicrobatch | None
         share = Rows.of(frame).share if inputs.is_mean else 1.0
 
         def loss(outputs: Mapping[str, Value]) -> torch.Tensor:
-            found = compute_loss(inputs.criterion, predictions_of(outputs, structure), targets)
+            predictions = predictions_of(outputs, structure)
+            with naming_shapes(frame, predictions, targets):
+                found = compute_loss(inputs.criterion, predictions, targets)
             return found if share == 1.0 else found * share
 
         return loss

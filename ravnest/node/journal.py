@@ -69,9 +69,14 @@ class RunJournal:
         """After a backward pass; `staleness` is in optimizer steps since its weights."""
         self._staleness[staleness] += 1
 
-    def step_made(self, step: int, loss: float) -> None:
-        """After an optimizer step; `loss` is the sum over its microbatches, like the gradient."""
-        self._events.emit(EventName.STEP, step=step, loss=loss)
+    def step_made(self, step: int, loss: float, gradient_norm: float | None = None) -> None:
+        """After an optimizer step; `loss` is the sum over its microbatches, like the gradient.
+
+        Args:
+            gradient_norm: of the whole model, before it was clipped; None when it is not known.
+        """
+        known = {} if gradient_norm is None else {"gradient_norm": gradient_norm}
+        self._events.emit(EventName.STEP, step=step, loss=loss, **known)
         if self._losses is not None:
             self._losses.append(loss)
 

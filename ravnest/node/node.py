@@ -98,6 +98,10 @@ class Node:
             reduce_factor,
             average_optim,
             chosen.num_microbatches,
+            chosen.clip_grad_norm,
+            chosen.clip_norm_type,
+            repr({pattern: dict(options) for pattern, options in chosen.param_groups.items()}),
+            chosen.loss_scale,
         )
         update = UpdateSettings(
             optimizer,
@@ -105,7 +109,13 @@ class Node:
             lr_scheduler,
             dict(lr_scheduler_params or {}),
             lr_step_on_epoch_change,
+            chosen.param_groups,
         )
+        if chosen.autocast is torch.float16 and chosen.loss_scale is None:
+            logger.warning(
+                "autocast='fp16' without loss_scale: small gradients become zero, and parameters "
+                "behind them stop learning; pass loss_scale='dynamic'"
+            )
         codecs = parse_compression(compression)
         self._plan, stage = load_node(chosen.node_data, node_id, chosen.trusted_modules)
         settings = settings.for_stages(self._plan.num_stages)
@@ -143,6 +153,7 @@ class Node:
                 progress=sys.stderr,
                 window=_window(self._plan),
                 recompute=chosen.recompute,
+                autocast=chosen.autocast,
             )
             self._parts: NodeParts = assemble(inputs, self._transport, self._events)
             self._root = RootDriver(

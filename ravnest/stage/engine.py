@@ -5,7 +5,8 @@ Knows named values and weight versions; knows no neighbours, no schedule and no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from ravnest.errors import TrainingError
 from ravnest.plan.identity import MicrobatchId
 from ravnest.stage.module import StageModule
+from ravnest.stage.precision import autocast_on
 from ravnest.stage.program import Program, Value
 from ravnest.stage.randomness import KeyedRandomness
 from ravnest.stage.two_passes import WeightPass, backward_of_inputs
@@ -84,6 +86,11 @@ class StageEngine:
             Sublinear Memory Cost", with the stage as the segment). Weights, random numbers and
             buffers are those of the first time, and buffers are updated once.
         keeps_previous: keep the weights of before each step, to compute with until the next.
+        autocast: compute in that precision where torch.autocast does; None for the weights' own.
+
+    Attributes:
+        loss_scale: what losses are multiplied by for the backward pass, None for nothing; see
+            `precision.LossScale`.
     """
 
     def __init__(
@@ -97,11 +104,14 @@ class StageEngine:
         settings: UpdateSettings,
         recompute: bool = False,
         keeps_previous: bool = False,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self._train = train
         self._evaluation = evaluation
         self._device = device
         self._recompute = recompute
+        self._autocast = autocast
+        self.loss_scale: float | None = None
         self.randomness = randomness
         self._parameters = {
             name: torch.nn.Parameter(tensor.to(device), requires_grad=name in state.trainable)
@@ -115,9 +125,14 @@ class StageEngine:
         self.module = StageModule(self._parameters, self._buffers, self._constants | replicas)
         self.weights = WeightVersions(self._parameters, keeps_previous=keeps_previous)
         self.replicas = WeightVersions(replicas)
-        self.updater = Updater(self._parameters.values(), settings)
+        self.updater = Updater(self._parameters, settings)
         self._in_flight: dict[MicrobatchId, _InFlight] = {}
         self._behind: dict[MicrobatchId, _Behind] = {}
+
+    @property
+    def parameters(self) -> Mapping[str, torch.nn.Parameter]:
+        """The parameters that this stage owns, by original name, with gradients and all."""
+        return self._parameters
 
     @property
     def num_in_flight(self) -> int:
@@ -152,7 +167,7 @@ class StageEngine:
         if self._recompute:
             before = {name: state[name].clone() for name in self._train.written if name in state}
         loss = None
-        with torch.enable_grad(), self.randomness.microbatch(microbatch) as seed_operator:
+        with self._computing(microbatch) as seed_operator:
             outputs: Mapping[str, Value] = self._train(state, given, seed_operator)
             if self._recompute:
                 # The graph was on so that both times the same kernels compute; here it is dropped.
@@ -160,6 +175,8 @@ class StageEngine:
             if loss_function is not None:
                 loss = _checked_loss(loss_function(outputs), microbatch)
         results = outputs if loss is None else {"loss": loss}
+        if loss is not None and self.loss_scale is not None:
+            loss = loss.float() * self.loss_scale
         if self._recompute == (loss is None):
             outputs = {}  # the loss leads to them, or they are made again
         self._in_flight[microbatch] = _InFlight(given, weights, replicas, loss, outputs, before)
@@ -240,19 +257,26 @@ class StageEngine:
         if flight.before is None:
             return flight.outputs
         state = self._state(flight.weights.tensors, flight.replicas.tensors)
-        with torch.enable_grad(), self.randomness.microbatch(microbatch) as seed_operator:
+        with self._computing(microbatch) as seed_operator:
             return self._train({**state, **flight.before}, flight.inputs, seed_operator)
 
-    def step(self) -> None:
-        """One optimizer step from the gradients summed since the last."""
+    def step(self, *, is_left_out: bool = False) -> None:
+        """One optimizer step from the gradients summed since the last.
+
+        Args:
+            is_left_out: only drop the gradients; the step still counts as made.
+        """
         self.weights.begin_step()
-        self.updater.step()
+        if is_left_out:
+            self.updater.drop()
+        else:
+            self.updater.step()
         self.weights.end_update()
 
     def evaluate(self, microbatch: MicrobatchId, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """Runs the stage in evaluation mode with the newest weights, without gradients."""
         given = self._prepare(self._evaluation, inputs, microbatch, with_gradients=False)
-        with torch.no_grad(), self.randomness.microbatch(microbatch) as seed_operator:
+        with self._computing(microbatch, with_gradients=False) as seed_operator:
             state = self._state(self.weights.current(), self.replicas.current())
             return self._evaluation(state, given, seed_operator)
 
@@ -285,6 +309,18 @@ class StageEngine:
         """
         tensors = {**self._parameters, **self._buffers}
         return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+
+    @contextmanager
+    def _computing(
+        self, microbatch: MicrobatchId, *, with_gradients: bool = True
+    ) -> Iterator[Callable[[int], None]]:
+        """Around a pass of the program: yields what seeds its random operators."""
+        with (
+            torch.set_grad_enabled(with_gradients),
+            autocast_on(self._device, self._autocast),
+            self.randomness.microbatch(microbatch) as seed_operator,
+        ):
+            yield seed_operator
 
     def _state(
         self, weights: Mapping[str, torch.Tensor], replicas: Mapping[str, torch.Tensor]
