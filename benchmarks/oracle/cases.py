@@ -87,7 +87,10 @@ QUICK_CASES = ("all of these", "dropout", "bfloat16")
 def applies(case: Case, entry: Entry) -> bool:
     """Whether the model has what the case switches on."""
     only_length = case.name.endswith("changing lengths")
-    return not (only_length and entry.other_length is None)
+    if only_length and entry.other_length is None:
+        return False
+    is_half = any(each.dtype is torch.bfloat16 for each in entry.model().parameters())
+    return case.dtype is torch.bfloat16 or not is_half
 
 
 def model_of(entry: Entry, case: Case) -> torch.nn.Module:
