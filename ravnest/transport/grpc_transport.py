@@ -7,12 +7,9 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from ravnest.errors import ConfigError, TransportError
+from ravnest.errors import ConfigError, ProtocolError, TransportError
 from ravnest.transport.address import is_loopback, split_address, why_unreachable
-from ravnest.transport.envelope import (
-    CONTROL_LANE,
-    hello,
-)
+from ravnest.transport.envelope import CONTROL_LANE, hello
 from ravnest.transport.grpc_channel import PeerChannel
 from ravnest.transport.grpc_incoming import Reception
 from ravnest.transport.grpc_outgoing import OutgoingLane
@@ -21,6 +18,7 @@ from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message, PeerAddress, Transport, TransportSettings
 from ravnest.transport.limits import check_header, check_lane
 from ravnest.transport.payload import BufferPool
+from ravnest.transport.pb import link_pb2
 from ravnest.transport.peers import Lifecycle, PeerState, PeerTable
 
 _log = logging.getLogger(__name__)
@@ -103,6 +101,8 @@ class GrpcTransport(Transport):
             pool=BufferPool(),
             refused=self._refusals.add,
             arrived=self._arrived,
+            reply=self._reply,
+            answered=self._answered,
         )
         try:
             self._server = LinkServer(self._bind, reception)
@@ -112,6 +112,8 @@ class GrpcTransport(Transport):
         for peer, address in self._addresses.items():
             self._channels[peer] = PeerChannel(address, f"ravnest-knock-{peer}")
             self._lane(peer, CONTROL_LANE, "the control stream")
+        # Only now: whoever comes is answered on the control lane to it.
+        self._server.start()
 
     def send(self, peer: int, lane: str, message: Message, *, purpose: str) -> None:
         self._check_peer(peer, lane)
@@ -163,6 +165,23 @@ class GrpcTransport(Transport):
         # A peer may arrive while `start` is still at work; then it is about to be knocked at.
         if (channel := self._channels.get(peer)) is not None:
             channel.knock_now()
+
+    def _reply(self, peer: int, request: bytes) -> None:
+        with self._lanes_lock:
+            control = self._lanes[peer, CONTROL_LANE]
+        control.tell(request)
+
+    def _answered(self, peer: int, request: link_pb2.ToReceiver) -> None:
+        is_welcome = request.WhichOneof("body") == "welcome"
+        name = request.welcome.lane if is_welcome else request.credit.lane
+        with self._lanes_lock:
+            lane = self._lanes.get((peer, name))
+        if lane is None or name == CONTROL_LANE:
+            raise ProtocolError(f"node {peer} answers lane {name!r}, which this node has not opened")
+        if is_welcome:
+            lane.welcomed(request.welcome.window)
+        else:
+            lane.credited(request.credit.num_messages)
 
     def _open_lanes(self) -> list[OutgoingLane]:
         with self._lanes_lock:

@@ -1,6 +1,9 @@
-"""The sending half's share in flow control: how many messages a peer has not consumed yet."""
+"""Flow control by messages: what a sender may send, and when a receiver has to say so."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Callable
 
 from ravnest.errors import ProtocolError
 from ravnest.transport.interface import TransportSettings
@@ -45,3 +48,46 @@ class SendWindow:
             self._unconsumed -= num_credits
             if was_full:
                 self._peers.condition.notify_all()
+
+
+class ReceiveWindow:
+    """Gathers the credits of one lane, so that a stream of messages needs few of them.
+
+    Credits are held back while the sender is sure to have some: as long as less than half a window
+    has arrived since the last ones. A sender out of credits has a whole window on its way; once that
+    has arrived every consumed message is credited at once. So nobody waits for what is held back.
+
+    Args:
+        give: sends that many credits to the sender; called from the thread that consumes or the one
+            that receives.
+    """
+
+    def __init__(self, window: int, give: Callable[[int], None]) -> None:
+        self._threshold = max(1, window // 2)
+        self._give = give
+        self._lock = threading.Lock()
+        self._uncredited = 0
+        self._consumed = 0
+
+    def arrived(self) -> None:
+        """A message came; to call before anybody can consume it."""
+        with self._lock:
+            self._uncredited += 1
+            num_credits = self._take()
+        if num_credits:
+            self._give(num_credits)
+
+    def consumed(self) -> None:
+        """A message that came was consumed."""
+        with self._lock:
+            self._consumed += 1
+            num_credits = self._take()
+        if num_credits:
+            self._give(num_credits)
+
+    def _take(self) -> int:
+        if self._uncredited < self._threshold:
+            return 0
+        num_credits, self._consumed = self._consumed, 0
+        self._uncredited -= num_credits
+        return num_credits
