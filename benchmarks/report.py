@@ -16,17 +16,19 @@ class Claim:
 
     Attributes:
         value: as measured in this run.
-        goal: largest value that holds.
+        goal: largest value that holds, or the smallest.
+        at_least: it is the smallest.
     """
 
     name: str
     value: float
     goal: float
+    at_least: bool = False
 
     @property
     def holds(self) -> bool:
         """Whether the figure reaches its goal."""
-        return self.value <= self.goal
+        return self.value >= self.goal if self.at_least else self.value <= self.goal
 
 
 def parse_arguments(description: str) -> argparse.Namespace:
@@ -40,11 +42,20 @@ def parse_arguments(description: str) -> argparse.Namespace:
 def finish(figures: dict[str, Any], claims: Sequence[Claim], *, as_json: bool) -> int:
     """Prints figures and claims; 1 when a claim does not hold."""
     if as_json:
-        rows = [{**asdict(claim), "holds": claim.holds} for claim in claims]
+        rows = [{**_as_row(claim), "holds": claim.holds} for claim in claims]
         json.dump({**figures, "claims": rows}, sys.stdout, indent=2)
         print()
     else:
         for claim in claims:
             verdict = "holds" if claim.holds else "DOES NOT HOLD"
-            print(f"{claim.name}: {claim.value:.3g} (goal: at most {claim.goal:g}) {verdict}")
+            bound = "at least" if claim.at_least else "at most"
+            print(f"{claim.name}: {claim.value:.3g} (goal: {bound} {claim.goal:g}) {verdict}")
     return 0 if all(claim.holds for claim in claims) else 1
+
+
+def _as_row(claim: Claim) -> dict[str, Any]:
+    """Its fields; `at_least` only where it is true."""
+    row = asdict(claim)
+    if not claim.at_least:
+        del row["at_least"]
+    return row
