@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from ravnest.errors import ConfigError, ProtocolError, TransportError
 from ravnest.transport.address import is_loopback, split_address, why_unreachable
+from ravnest.transport.allocator import keep_freed_chunks
 from ravnest.transport.envelope import CONTROL_LANE, hello
 from ravnest.transport.grpc_channel import PeerChannel
 from ravnest.transport.grpc_incoming import Reception
@@ -91,6 +92,7 @@ class GrpcTransport(Transport):
 
     def start(self) -> None:
         self._peers.open()
+        keep_freed_chunks()
         reception = Reception(
             node_id=self.node_id,
             plan_sha256=self._plan_sha256,
