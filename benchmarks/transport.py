@@ -35,7 +35,6 @@ from benchmarks.transport_far import (
     SERVICE,
     send_frame,
 )
-from examples.digits.__main__ import free_ports
 from ravnest.transport.grpc_options import grpc
 from ravnest.transport.grpc_transport import GrpcTransport
 from ravnest.transport.interface import PeerAddress
@@ -94,6 +93,13 @@ class FarEnd:
             raise RuntimeError(f"{self._process.args} ended")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody uses."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
 
 
 @contextmanager
