@@ -3,8 +3,8 @@
 `python -m benchmarks.transport [--json] [--quick]`. Rates are of frames of one tensor, encoded,
 sent, received and decoded one after another, on loopback; the raw socket sends and receives into
 buffers made before. Each repeat measures all kinds in turn, so that a drifting machine drifts for
-all; figures are medians, ratios medians of each repeat's ratio. There is no figure for TLS, which the
-transport does not have.
+all; figures are medians, ratios medians of each repeat's ratio. There is no figure for TLS, which
+the transport does not have.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class FarEnd:
 
     @contextmanager
     def taking(self, kind: str, num_bytes: int, count: int) -> Iterator[dict[str, float]]:
-        """Filled with wall seconds, and with both ends' processor seconds, from order to receipt."""
+        """Filled with wall seconds and both ends' processor seconds, from order to receipt."""
         figures: dict[str, float] = {}
         order = json.dumps({"kind": kind, "num_bytes": num_bytes, "count": count})
         assert self._process.stdin is not None
@@ -138,7 +138,9 @@ def main() -> int:
                 Claim(f"rate of {name} tensors over a raw socket's", ratio, goal, at_least=True),
                 Claim(f"processor s per GB, both ends, {name} tensors", cpu, MAX_CPU_S_PER_GB),
             ]
-        figures["round_trip_us"] = compare_round_trips(far, 100 if arguments.quick else 500, repeats)
+        figures["round_trip_us"] = compare_round_trips(
+            far, 100 if arguments.quick else 500, repeats
+        )
     claims.append(
         Claim(
             "1 KiB round trip over a bare gRPC stream's",

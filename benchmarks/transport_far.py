@@ -1,7 +1,7 @@
 """The far end of `benchmarks.transport`: takes in what comes over a raw socket, gRPC and Ravnest.
 
-`python -m benchmarks.transport_far HOST OWN_PORT NEAR_ADDRESS` prints its other ports, then does what
-each line of its input says: the bytes of a payload and how many will come.
+`python -m benchmarks.transport_far HOST OWN_PORT NEAR_ADDRESS` prints its other ports, then does
+what each line of its input says: the bytes of a payload and how many will come.
 """
 
 from __future__ import annotations

@@ -138,8 +138,10 @@ class OutgoingLane:
             # Not to be kept until the next one comes.
             del item
 
-    def _ended(self, call: Call) -> None:
+    def _ended(self, _: object) -> None:
         """Called by gRPC when the stream is over, for whatever reason."""
+        call = self._call
+        assert call is not None
         try:
             if call.code() is grpc.StatusCode.OK:
                 self._take_response(call.result())

@@ -179,7 +179,9 @@ class GrpcTransport(Transport):
         with self._lanes_lock:
             lane = self._lanes.get((peer, name))
         if lane is None or name == CONTROL_LANE:
-            raise ProtocolError(f"node {peer} answers lane {name!r}, which this node has not opened")
+            raise ProtocolError(
+                f"node {peer} answers lane {name!r}, which this node has not opened"
+            )
         if is_welcome:
             lane.welcomed(request.welcome.window)
         else:

@@ -54,8 +54,9 @@ class ReceiveWindow:
     """Gathers the credits of one lane, so that a stream of messages needs few of them.
 
     Credits are held back while the sender is sure to have some: as long as less than half a window
-    has arrived since the last ones. A sender out of credits has a whole window on its way; once that
-    has arrived every consumed message is credited at once. So nobody waits for what is held back.
+    has arrived since the last ones. A sender out of credits has a whole window on its way; once
+    that has arrived every consumed message is credited at once. So nobody waits for what is held
+    back.
 
     Args:
         give: sends that many credits to the sender; called from the thread that consumes or the one

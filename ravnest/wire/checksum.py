@@ -2,9 +2,10 @@
 
 TCP and TLS guard against noise already; what is left are mistakes of programs: a buffer reused too
 early, a chunk at another's place, a frame cut short. For that a CRC of every byte, at a few GB/s on
-both ends, is most of what a frame costs. So blocks of 8 KiB are added up as 64-bit words, as fast as
-memory can be read, and the CRC-32 is taken of the sums: it knows each block's place. Any change
-within one word, and any block that moved, shows; words that changed places within a block do not.
+both ends, takes a third of all the processor time of a large frame. So blocks of 8 KiB are added up
+as 64-bit words, as fast as memory can be read, and the CRC-32 is taken of the sums: it knows each
+block's place. Any change within one word, and any block that moved, shows; words that changed
+places within a block do not.
 """
 
 from __future__ import annotations

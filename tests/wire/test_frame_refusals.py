@@ -7,7 +7,6 @@ import json
 import math
 import tracemalloc
 
-
 import pytest
 import torch
 from hypothesis import event, example, given, settings

@@ -31,8 +31,7 @@ def test_it_is_the_crc_of_block_sums(num_bytes):
         whole = num_bytes - num_bytes % BLOCK
         sums = [
             sum(
-                int.from_bytes(data[at : at + 8], "little")
-                for at in range(start, start + BLOCK, 8)
+                int.from_bytes(data[at : at + 8], "little") for at in range(start, start + BLOCK, 8)
             )
             % (1 << 64)
             for start in range(0, whole, BLOCK)
