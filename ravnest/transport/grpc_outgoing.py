@@ -35,7 +35,7 @@ class OutgoingLane:
 
     gRPC's own thread takes the requests from `_requests`. Nobody reads: the one response comes at
     the end, and what the peer says before it comes on its control lane (`welcomed`, `credited`).
-    Messages wait in the queue until the peer has come and said Welcome.
+    Messages wait in the queue until the peer has come, all but the first until it says Welcome.
 
     Args:
         hello: first request of the stream.
@@ -60,7 +60,8 @@ class OutgoingLane:
         self._hello = hello
         self._open_stream = open_stream
         self._queue: queue.SimpleQueue[Message | bytes | _Last] = queue.SimpleQueue()
-        self._allowed = threading.Semaphore(0)
+        # Every window has room for one message: it follows the Hello without waiting for Welcome.
+        self._allowed = threading.Semaphore(1)
         self._is_welcome = False
         self._is_cut = False
         self._has_said_all = False
@@ -89,7 +90,8 @@ class OutgoingLane:
                 + (" a second time" if self._is_welcome else "")
             )
         self._is_welcome = True
-        self._allowed.release(window)
+        if window > 1:
+            self._allowed.release(window - 1)
 
     def credited(self, num_messages: int) -> None:
         """The peer has consumed messages; ProtocolError when it cannot have."""
