@@ -8,25 +8,22 @@ repeats.
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import chdir, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import free_ports, run_processes, write_loopback_nodes
 from benchmarks.report import Claim, finish, parse_arguments
 from benchmarks.workloads import WORKLOADS
-from examples.digits.__main__ import free_ports, write_node_configs
 from ravnest import clusterize
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 NUM_STAGES = 3
+MEMORY_GB = 2
 MAX_EPOCH_S = 0.5
 TIMEOUT_S = 300
 
@@ -102,7 +99,7 @@ def plan(name: str, work: Path) -> list[str]:
     """Cuts the workload for three nodes below `work`; node names from root to leaf."""
     workload = WORKLOADS[name]()
     (work / "node_data").mkdir()
-    write_node_configs(work / "node_data" / "node_configs.json", NUM_STAGES)
+    write_loopback_nodes(work / "node_data", NUM_STAGES, memory_gb=MEMORY_GB)
     example = workload.inputs[: len(workload.inputs) // workload.num_microbatches]
     with chdir(work), redirect_stdout(StringIO()):
         made = clusterize(workload.build(), example_args=(example,), num_clusters=1)
@@ -118,7 +115,9 @@ def run_workers(
         [kind, name, str(output), json.dumps(options)]
         for (kind, options), output in zip(workers, outputs, strict=True)
     ]
-    run_processes([["benchmarks.pipeline_workers", *command] for command in commands], work)
+    run_processes(
+        [["benchmarks.pipeline_workers", *command] for command in commands], work, TIMEOUT_S
+    )
     return [json.loads(output.read_text()) for output in outputs]
 
 
@@ -127,40 +126,13 @@ def digits_epoch() -> float:
     with tempfile.TemporaryDirectory(prefix="ravnest-benchmark-") as folder:
         work = Path(folder)
         (work / "node_data").mkdir()
-        write_node_configs(work / "node_data" / "node_configs.json", NUM_STAGES)
+        write_loopback_nodes(work / "node_data", NUM_STAGES, memory_gb=MEMORY_GB)
         commands = [["benchmarks.digits_epoch", "plan"]]
-        run_processes(commands, work)
+        run_processes(commands, work, TIMEOUT_S)
         commands = [["benchmarks.digits_epoch", f"node_{node}"] for node in range(NUM_STAGES)]
-        run_processes(commands, work)
+        run_processes(commands, work, TIMEOUT_S)
         durations = json.loads((work / "epochs.json").read_text())
     return statistics.median(durations[1:])
-
-
-def run_processes(commands: Sequence[Sequence[str]], work: Path) -> None:
-    """Runs `python -m` for each at once; RuntimeError with its output when one fails."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    logs = [work / f"log_{index}.txt" for index in range(len(commands))]
-    processes = []
-    for command, log in zip(commands, logs, strict=True):
-        with log.open("wb") as output:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", *command],
-                    cwd=work,
-                    env=environment,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    deadline = time.monotonic() + TIMEOUT_S
-    try:
-        for process, log in zip(processes, logs, strict=True):
-            if process.wait(max(0.1, deadline - time.monotonic())) != 0:
-                raise RuntimeError(f"{process.args} failed:\n{log.read_text()}")
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def show(name: str, result: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,11 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RELEASE_GRACE_S = 5.0
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts the tests in the background has them ignore Ctrl-C, and with them every
+    # process that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _listening_ports() -> set[int]:

@@ -87,8 +87,10 @@ def written(node: fx.Node) -> tuple[fx.Node, ...]:
         return ()
     if target in _STATISTICS_WRITERS:
         mean, variance, flag = _STATISTICS_WRITERS[target]
-        places = (mean, variance) if argument(node, flag, "training") else ()
-        return tuple(a for i in places if isinstance(a := node.args[i], fx.Node))
+        names = [declared.name for declared in target._schema.arguments]
+        places = (mean, variance) if argument(node, flag, names[flag]) else ()
+        given = (argument(node, i, names[i]) for i in places)
+        return tuple(each for each in given if isinstance(each, fx.Node))
     if not target._schema.is_mutable:
         return ()
     found: list[fx.Node] = []
@@ -173,6 +175,11 @@ def _memory_keys(node: fx.Node) -> Iterable[Any]:
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             yield ("storage", value.untyped_storage()._cdata)
     yield from written(node) if not is_statistics_writer(node) else ()
+    yield from viewed(node)
+
+
+def viewed(node: fx.Node) -> Iterator[Any]:
+    """The inputs that the node's value may share memory with."""
     if isinstance(node.target, LeafCall):
         inputs: Any = node.args[0]
         yield from inputs  # its results may be views of them

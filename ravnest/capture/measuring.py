@@ -1,45 +1,26 @@
-"""What the train graph costs: interprets it once on fake tensors (or real ones) and counts.
-
-FLOPs come from torch's FlopCounterMode; saved activations from autograd's own saved-tensor hooks,
-each storage counted once, at the node that saved it first.
-"""
+"""What the train graph costs, position by position and cut by cut, on fake tensors or real ones."""
 
 from __future__ import annotations
 
-import contextlib
+import bisect
+import itertools
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.capture.cuts import Placement
 from ravnest.capture.diagnosis import first_lines
 from ravnest.capture.graphs import CapturedGraph
+from ravnest.capture.metering import Readings, read_costs
 from ravnest.capture.recomputing import last_uses
-from ravnest.capture.regions import autocasts_of, device_type, within
 from ravnest.capture.state import StateInventory, StoredTensor
 from ravnest.errors import CaptureError
 
 logger = logging.getLogger(__name__)
-
-_SCALAR_BYTES = 8
-
-
-@dataclass(slots=True)
-class _Readings:
-    """What one interpretation found, by node name."""
-
-    flops: dict[str, float] = field(default_factory=dict)
-    saved_bytes: dict[str, int] = field(default_factory=dict)
-    written_bytes: dict[str, int] = field(default_factory=dict)
-    value_bytes: dict[str, int] = field(default_factory=dict)
-    needs_gradient: set[str] = field(default_factory=set)
 
 
 def measure(
@@ -63,7 +44,6 @@ def measure(
         CaptureError: the graph cannot be interpreted.
     """
     readings = _read(train, state, inputs, run_forward)
-    computing = [node.name for node in train.computing]
     stored = tuple(
         ParameterCost(
             each.name,
@@ -72,18 +52,29 @@ def measure(
             each.is_parameter,
             placement.owners[each.name],
             _shared_uses(each, placement),
+            _averaged_bytes(each.tensor),
         )
         for each in state.stored.values()
     )
     costs = GraphCosts(
-        forward_flops=tuple(readings.flops[name] for name in computing),
-        saved_bytes=tuple(readings.saved_bytes[name] for name in computing),
-        output_bytes=tuple(readings.written_bytes[name] for name in computing),
+        forward_flops=tuple(readings.flops),
+        saved_bytes=tuple(readings.saved_bytes),
+        output_bytes=tuple(readings.written_bytes),
+        peak_bytes=tuple(_peaks(readings)),
+        criterion_bytes=readings.criterion_bytes,
         stored=stored,
-        cuts=_cuts(train, placement, readings, len(computing)),
+        cuts=_cuts(train, placement, readings, len(readings.flops)),
         input_bytes=sum(tensor.numel() * tensor.element_size() for tensor in inputs),
+        num_samples=next((len(each) for each in inputs if each.dim()), 1),
     )
     return costs, frozenset(readings.needs_gradient)
+
+
+def _averaged_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a copy that a mean or a maximum is computed in."""
+    if tensor.is_complex():
+        return tensor.numel() * max(8, tensor.element_size())
+    return tensor.numel() * max(4 if tensor.is_floating_point() else 8, tensor.element_size())
 
 
 def _shared_uses(each: StoredTensor, placement: Placement) -> tuple[int, ...]:
@@ -96,7 +87,7 @@ def _read(
     state: StateInventory,
     inputs: Sequence[torch.Tensor],
     run_forward: bool,
-) -> _Readings:
+) -> Readings:
     tensors = {name: state.find(name).tensor for name in _looked_up(train)}
     if not run_forward:
         try:
@@ -112,7 +103,7 @@ def _read(
     }
     try:
         with torch.random.fork_rng(devices=[]):
-            return _interpret(train, own, [tensor.clone() for tensor in inputs])
+            return read_costs(train.graph, _leaves(own), [tensor.clone() for tensor in inputs])
     except Exception as error:
         raise CaptureError(
             f"the captured train graph cannot be run on the example: {first_lines(str(error))}",
@@ -126,123 +117,81 @@ def _looked_up(graph: CapturedGraph) -> set[str]:
 
 def _interpret_fake(
     train: CapturedGraph, tensors: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]
-) -> _Readings:
+) -> Readings:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = {name: mode.from_tensor(tensor) for name, tensor in tensors.items()}
     with mode:
-        return _interpret(train, fakes, [mode.from_tensor(tensor) for tensor in inputs])
-
-
-def _interpret(
-    train: CapturedGraph, tensors: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]
-) -> _Readings:
-    meter = _Meter(train.graph, tensors)
-    for tensor in (*tensors.values(), *inputs):
-        meter.ignore(tensor)
-    with torch.enable_grad(), meter.counting():
-        meter.run(*inputs, enable_io_processing=False)
-    return meter.readings
-
-
-class _Meter(fx.Interpreter):
-    """Runs a graph node by node and reads the counters in between."""
-
-    def __init__(self, graph: fx.Graph, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().__init__(nn.Module(), graph=graph)
-        self.readings = _Readings()
-        self._tensors = tensors
-        self._device_type = device_type(tensors.values())
-        self._flop_counter = FlopCounterMode(display=False)
-        self._saved: dict[int, torch.Tensor] = {}  # by storage; kept so that no address is reused
-        self._current = ""
-
-    @contextlib.contextmanager
-    def counting(self) -> Any:
-        """Counts FLOPs and saved tensors while it is open."""
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
-        with self._flop_counter, hooks:
-            yield
-
-    def ignore(self, tensor: torch.Tensor) -> None:
-        """Leaves a tensor out of the saved bytes."""
-        if tensor.layout is torch.strided:
-            self._saved[tensor.untyped_storage()._cdata] = tensor
-
-    def run_node(self, n: fx.Node) -> Any:
-        self._current = n.name
-        self.readings.saved_bytes[n.name] = 0
-        before = self._flop_counter.get_total_flops()
-        with within(self._device_type, autocasts_of(n)):
-            value = super().run_node(n)
-        readings = self.readings
-        readings.flops[n.name] = float(self._flop_counter.get_total_flops() - before)
-        readings.written_bytes[n.name] = self._written_bytes(n, value)
-        readings.value_bytes[n.name] = (
-            value.numel() * value.element_size()
-            if isinstance(value, torch.Tensor)
-            else _SCALAR_BYTES
+        return read_costs(
+            train.graph, _leaves(fakes), [mode.from_tensor(tensor) for tensor in inputs]
         )
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            readings.needs_gradient.add(n.name)
-        return value
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is torch.ops.aten._grouped_mm.default and args[1].dim() == 3:
-            # Each row meets one of the matrices, so one matrix costs the same; torch counts nothing
-            # for the operator, and has shapes for bfloat16 only.
-            target, args, kwargs = torch.matmul, (args[0], args[1][0]), {}
-        return super().call_function(target, args, kwargs)
-
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return self._tensors[target]
-
-    def _save(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout is torch.strided:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in self._saved:
-                self._saved[storage._cdata] = tensor
-                self.readings.saved_bytes[self._current] += storage.nbytes()
-        return tensor
-
-    def _written_bytes(self, node: fx.Node, value: Any) -> int:
-        """Bytes of memory the node made, which a view does not."""
-        inputs = {_storage(self.env.get(each)) for each in node.all_input_nodes}
-        values = value if isinstance(value, (list, tuple)) else (value,)
-        made = {
-            storage: each.untyped_storage().nbytes()
-            for each in values
-            if isinstance(each, torch.Tensor)
-            and (storage := _storage(each)) is not None
-            and storage not in inputs
-        }
-        return sum(made.values())
 
 
-def _storage(value: Any) -> int | None:
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        return int(value.untyped_storage()._cdata)
-    return None
+def _leaves(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same memory as leaves of autograd of their own, which get hooks and gradients."""
+    return {
+        name: tensor.detach().requires_grad_(tensor.requires_grad)
+        for name, tensor in tensors.items()
+    }
+
+
+def _peaks(readings: Readings) -> Iterator[int]:
+    """The most that lives while a position runs, in either pass: see `GraphCosts.peak_bytes`."""
+    forward_peaks = list(readings.forward_peaks)
+    if forward_peaks:
+        forward_peaks[-1] -= readings.criterion_bytes
+    for saved, forward, backward in zip(
+        itertools.accumulate(readings.saved_bytes),
+        forward_peaks,
+        readings.backward_peaks,
+        strict=True,
+    ):
+        yield max(forward, saved + backward)
+
+
+class _Sums:
+    """Numbers added to ranges of positions; read once all are added."""
+
+    def __init__(self, num_positions: int) -> None:
+        self._changes = [0] * (num_positions + 2)
+
+    def add(self, start: int, end: int, number: int) -> None:
+        """Adds to the positions from `start` to before `end`; to none when that is not after."""
+        if start < end:
+            self._changes[start] += number
+            self._changes[end] -= number
+
+    def totals(self) -> list[int]:
+        """The sum at every position."""
+        return list(itertools.accumulate(self._changes))
 
 
 def _cuts(
-    train: CapturedGraph, placement: Placement, readings: _Readings, num_positions: int
+    train: CapturedGraph, placement: Placement, readings: Readings, num_positions: int
 ) -> tuple[Cut, ...]:
-    """The legal cuts with the bytes of what lives across them, by a running sum."""
-    forward = [0] * (num_positions + 2)
-    backward = [0] * (num_positions + 2)
+    """The legal cuts with the bytes of what lives across them."""
+    forward, backward, unsaved = (_Sums(num_positions) for _ in range(3))
+    last_use: dict[int, int] = {}  # of storages
     for node, last in last_uses(train.graph, placement.train, placement.recomputed).items():
         if node.op not in ("placeholder", "call_function"):
             continue
         start, end = placement.train[node] + 1, last + 1
-        if start >= end:
-            continue
         num_bytes = readings.value_bytes[node.name]
-        forward[start] += num_bytes
-        forward[end] -= num_bytes
+        forward.add(start, end, num_bytes)
         if node.name in readings.needs_gradient:
-            backward[start] += num_bytes
-            backward[end] -= num_bytes
-    for sums in (forward, backward):
-        for position in range(1, num_positions + 2):
-            sums[position] += sums[position - 1]
-    return tuple(Cut(p, forward[p], backward[p]) for p in placement.legal)
+            backward.add(start, end, num_bytes)
+        if start < end and (number := readings.storage_of.get(node.name)) is not None:
+            last_use[number] = max(end - 1, last_use.get(number, 0))
+    received: dict[int, int] = {}
+    for number, last in last_use.items():
+        life = readings.storages[number]
+        saved = num_positions if life.saved is None else life.saved
+        unsaved.add(life.created + 1, min(last, saved) + 1, life.num_bytes)
+        # Of the cuts it crosses, the last one before it is saved has it counted on its far side.
+        at = bisect.bisect_right(placement.legal, saved) - 1
+        if life.saved is not None and at >= 0 and life.created < placement.legal[at] <= last:
+            cut = placement.legal[at]
+            received[cut] = received.get(cut, 0) + life.num_bytes
+    sums = (forward.totals(), backward.totals(), unsaved.totals())
+    return tuple(
+        Cut(p, sums[0][p], sums[1][p], sums[2][p], received.get(p, 0)) for p in placement.legal
+    )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ravnest.capture.graphs import viewed, written
 from ravnest.capture.operators import initialised
 from ravnest.capture.regions import Autocasts, Regions, device_type, shared_depth
 from ravnest.capture.values import ValueSpec
@@ -31,12 +32,14 @@ class StageProgram:
         outputs: what it returns, in order.
         output_structure: on the leaf, how the model nests `outputs`.
         state_names: what it looks up in the state.
+        written: what of that a call changes in place.
     """
 
     inputs: tuple[ValueSpec, ...]
     outputs: tuple[ValueSpec, ...]
     output_structure: Structure | None
     state_names: tuple[str, ...]
+    written: frozenset[str]
     _function: Callable[..., tuple[Any, ...]] = field(repr=False)
 
     def __call__(
@@ -143,5 +146,26 @@ class ProgramBuilder:
                 names.append(name)
             elif kind == "state":
                 self._graph.erase_node(node)
+        written_names = self._written()
         module = fx.GraphModule(nn.Module(), self._graph)
-        return StageProgram(self._inputs, outputs, output_structure, tuple(names), module.forward)
+        return StageProgram(
+            self._inputs, outputs, output_structure, tuple(names), written_names, module.forward
+        )
+
+    def _written(self) -> frozenset[str]:
+        """The state whose memory some node writes, itself or through a view."""
+        names = {
+            node: frozenset({name}) for (kind, name), node in self._found.items() if kind == "state"
+        }
+        found: set[str] = set()
+        for node in self._graph.nodes:
+            if node.op == "call_function":
+                found.update(*(names.get(each, ()) for each in written(node)))
+                sources = viewed(node) if _has_schema(node) else node.all_input_nodes
+                names[node] = frozenset().union(*(names.get(each, ()) for each in sources))
+        return frozenset(found)
+
+
+def _has_schema(node: fx.Node) -> bool:
+    """Whether the operator says which inputs its value shares memory with; getitem does not."""
+    return isinstance(node.target, torch._ops.OpOverload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,11 +16,12 @@ from ravnest.node.evaluating import LeafEvaluation, StageEvaluator
 from ravnest.node.journal import NumberFile, RunJournal
 from ravnest.node.labels import label_source
 from ravnest.node.links import ClusterLinks
+from ravnest.node.microbatches import Rows
 from ravnest.node.pipeline import LossOfMicrobatch, StageParts, StagePipeline
 from ravnest.node.rounds import RoundKeeper
 from ravnest.node.saving import SubmodelSaver
 from ravnest.node.service import StageService
-from ravnest.node.settings import Compression, RunSettings
+from ravnest.node.settings import RunSettings
 from ravnest.node.targets import (
     Criterion,
     TargetFinder,
@@ -30,10 +32,12 @@ from ravnest.node.targets import (
 from ravnest.node.tying import TiedParameters
 from ravnest.plan.model import NodePlan
 from ravnest.stage.engine import LossFunction, StageEngine, StageState
+from ravnest.stage.program import Value
 from ravnest.stage.randomness import KeyedRandomness
 from ravnest.stage.schedule import StagePosition
 from ravnest.stage.updating import UpdateSettings
 from ravnest.transport.interface import Transport
+from ravnest.wire.compression import Compression
 from ravnest.wire.frame import Frame
 
 
@@ -43,10 +47,12 @@ class NodeInputs:
 
     Attributes:
         state: initial tensors of the stage.
+        is_mean: whether the criterion's loss is a mean over the samples, not a sum.
         losses_path: where the leaf writes losses.
         validations_path: where the root writes the metric of validations.
         progress: where the root shows its progress.
         window: messages the transport lets a sender be ahead.
+        recompute: as `NodeOptions.recompute`.
     """
 
     plan: NodePlan
@@ -58,6 +64,7 @@ class NodeInputs:
     seed: int
     device: torch.device
     criterion: Criterion | None
+    is_mean: bool
     labels: Any
     test_labels: Any
     losses_path: Path
@@ -65,6 +72,7 @@ class NodeInputs:
     trained: Path
     progress: TextIO
     window: int
+    recompute: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,12 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
     """Builds the node; sends and receives nothing yet."""
     plan = inputs.plan
     randomness = KeyedRandomness(inputs.seed, plan.cluster_id, inputs.device)
+    position = StagePosition(
+        inputs.settings.schedule,
+        plan.stage,
+        plan.num_stages,
+        inputs.settings.microbatches_per_step,
+    )
     engine = StageEngine(
         inputs.stage.train,
         inputs.stage.eval,
@@ -94,19 +108,19 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         device=inputs.device,
         randomness=randomness,
         settings=inputs.update,
+        recompute=inputs.recompute and position.max_in_flight > 1,
     )
     links = ClusterLinks(plan, transport, inputs.compression)
     averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)
-    rounds = RoundKeeper(averager, engine, inputs.settings, events)
+    # Batches this cluster gets, over those that each would get if all got as many.
+    turns = (plan.dealing.count(plan.cluster_id) * plan.num_clusters, len(plan.dealing))
+    rounds = RoundKeeper(averager, engine, inputs.settings, events, turns)
     tied = TiedParameters(plan, engine, links)
     journal = RunJournal(
         events,
         NumberFile(inputs.losses_path) if plan.is_leaf else None,
         NumberFile(inputs.validations_path) if plan.is_root else None,
         inputs.progress if plan.is_root else None,
-    )
-    position = StagePosition(
-        inputs.settings.schedule, plan.stage, plan.num_stages, inputs.settings.update_frequency
     )
     pipeline = StagePipeline(
         StageParts(engine, links, rounds, journal, position, tied), _loss_of(inputs, links)
@@ -144,9 +158,13 @@ def _loss_of(inputs: NodeInputs, links: ClusterLinks) -> LossOfMicrobatch | None
 
     def loss_of(frame: Frame, local: Any) -> LossFunction:
         targets = finder.find(frame, local)
-        return lambda outputs: compute_loss(
-            inputs.criterion, predictions_of(outputs, structure), targets
-        )
+        share = Rows.of(frame).share if inputs.is_mean else 1.0
+
+        def loss(outputs: Mapping[str, Value]) -> torch.Tensor:
+            found = compute_loss(inputs.criterion, predictions_of(outputs, structure), targets)
+            return found if share == 1.0 else found * share
+
+        return loss
 
     return loss_of
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from ravnest.node.fingerprint import fingerprint
+from ravnest.node.microbatches import Rows
 from ravnest.plan.identity import MicrobatchId
 from ravnest.plan.structure import flatten, unflatten
 from ravnest.stage.program import Value
@@ -84,11 +85,13 @@ def batch_frame(
     microbatch: MicrobatchId,
     inputs: Mapping[str, Value],
     current: CurrentBatch | None,
+    rows: Rows,
     **details: Any,
 ) -> Frame:
-    """The frame a microbatch starts with on the root."""
+    """The frame a microbatch starts with on the root; only a batch's first has its fingerprint."""
     tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     fingerprinted = current.batch if current is not None else list(tensors.values())
+    is_first = rows.start == 0
     return Frame(
         kind,
         microbatch,
@@ -98,8 +101,9 @@ def batch_frame(
             "batch": microbatch.index if current is None else current.index,
             "batch_size": None if current is None else current.batch_size,
             "after_whole_pass": current is None or current.after_whole_pass,
-            "num_samples": num_samples_of(tensors.values()),
-            "fingerprint": fingerprint(fingerprinted),
+            "num_samples": rows.num_samples,
+            "fingerprint": fingerprint(fingerprinted) if is_first else [],
+            **rows.details(),
             **details,
         },
     )

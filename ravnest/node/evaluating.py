@@ -9,8 +9,15 @@ from typing import Any
 
 import torch
 
-from ravnest.node.batches import CurrentBatch, batch_frame, shipped_targets, targets_frame
+from ravnest.node.batches import (
+    CurrentBatch,
+    batch_frame,
+    num_samples_of,
+    shipped_targets,
+    targets_frame,
+)
 from ravnest.node.links import ClusterLinks
+from ravnest.node.microbatches import whole_batch
 from ravnest.node.pipeline import stage_frame
 from ravnest.node.targets import (
     Metric,
@@ -109,6 +116,7 @@ class StageEvaluator:
             microbatch,
             inputs,
             current,
+            whole_batch(num_samples_of(inputs.values())),
             targets=targets is not None,
             wants_output=wants_output,
         )

@@ -59,8 +59,8 @@ class RunJournal:
         """Before the first microbatch of an epoch."""
         self._progress.begin_epoch(epoch, num_batches=self._batches_per_epoch)
 
-    def microbatch_trained(self, loss: float, num_samples: int) -> None:
-        """After the backward pass of a microbatch."""
+    def batch_trained(self, loss: float, num_samples: int) -> None:
+        """After the backward passes of a batch."""
         self._progress.batch_done(num_samples, loss=loss)
 
     def step_made(self, step: int, loss: float) -> None:

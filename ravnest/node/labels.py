@@ -22,7 +22,7 @@ class BatchAddress:
     Attributes:
         epoch: of the run, or number of the evaluation pass.
         index: number of the batch in the loader, before it is dealt out to clusters.
-        num_samples: samples in it.
+        num_samples: samples in the batch.
         batch_size: samples of a full batch, None when the root does not know.
         after_whole_pass: whether the root read its loader to the end in the epoch before.
     """
@@ -55,19 +55,21 @@ class LoaderLabels(LabelSource):
         self._epoch: int | None = None
         self._iterator: Iterator[Any] = iter(())
         self._next_index = 0
+        self._batch: Any = None  # the one before `_next_index`; its microbatches all ask for it
 
     def batch(self, address: BatchAddress) -> Any:
         if address.epoch != self._epoch:
             self._begin(address)
+        elif address.index == self._next_index - 1:
+            return self._batch
         if address.index < self._next_index:
             raise DataOrderError(
                 f"batch {address.index} of epoch {address.epoch} was asked of `{self._name}` "
                 f"after batch {self._next_index - 1}; batches must be asked for in order",
             )
-        batch = None
         while self._next_index <= address.index:
             try:
-                batch = next(self._iterator)
+                self._batch = next(self._iterator)
             except StopIteration:
                 raise DataOrderError(
                     f"`{self._name}` of the leaf ended after {self._next_index} batches, but the "
@@ -75,7 +77,7 @@ class LoaderLabels(LabelSource):
                     hint="use the same dataset and batch size on root and leaf",
                 ) from None
             self._next_index += 1
-        return batch
+        return self._batch
 
     def _begin(self, address: BatchAddress) -> None:
         if address.after_whole_pass:
@@ -83,7 +85,7 @@ class LoaderLabels(LabelSource):
             # root's has done so, and the next order depends on it.
             for _ in self._iterator:
                 pass
-        self._epoch, self._next_index = address.epoch, 0
+        self._epoch, self._next_index, self._batch = address.epoch, 0, None
         self._iterator = iter(self._loader)
 
 

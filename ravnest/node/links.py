@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ravnest.errors import ProtocolError
-from ravnest.node.settings import Compression
 from ravnest.plan.model import NodePlan
 from ravnest.transport.interface import Message, Transport
 from ravnest.wire.codec import decode, encode
+from ravnest.wire.compression import Compression
 from ravnest.wire.frame import Codec, Frame, FrameKind
 
 FORWARD = "forward"

@@ -15,18 +15,20 @@ import torch
 
 from ravnest.errors import RavnestError, TrainingError
 from ravnest.metrics.events import EventLog, EventName
+from ravnest.node.allocator import is_tight, return_freed_memory
 from ravnest.node.assembly import NodeInputs, NodeParts, assemble
 from ravnest.node.loading import initial_state, load_node, parse_node_name
 from ravnest.node.logs import show_logs
 from ravnest.node.options import NodeOptions
 from ravnest.node.root import RootDriver
-from ravnest.node.settings import RunSettings, parse_compression, require_callable
+from ravnest.node.settings import RunSettings, require_callable
 from ravnest.node.targets import Criterion, Metric
 from ravnest.plan.model import NodePlan
 from ravnest.stage.schedule import Schedule
 from ravnest.stage.updating import OptimizerFactory, SchedulerFactory, UpdateSettings
 from ravnest.transport.grpc_transport import GrpcTransport
 from ravnest.transport.interface import PeerAddress, Transport, TransportSettings
+from ravnest.wire.compression import parse_compression
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class Node:
         criterion: `f(predictions, targets) -> scalar tensor`, run on the leaf. `predictions` is
             what the original model returns, `targets` the whole batch that `labels` yields. May be
             left out when the model returns its loss.
-        update_frequency: backward passes per optimizer step; their gradients add up.
+        update_frequency: batches per optimizer step; their gradients add up.
         reduce_factor: optimizer steps between averagings over the clusters; None for one per epoch.
         labels: on the leaf, a loader in the root's order or a tensor of all targets. Left out, the
             root ships each microbatch's targets; tensors that are model inputs are then None in the
@@ -91,7 +93,11 @@ class Node:
         require_callable(optimizer=optimizer, lr_scheduler=lr_scheduler, criterion=criterion)
         chosen = NodeOptions.parse(options)
         settings = RunSettings(
-            Schedule.parse(chosen.schedule), update_frequency, reduce_factor, average_optim
+            Schedule.parse(chosen.schedule),
+            update_frequency,
+            reduce_factor,
+            average_optim,
+            chosen.num_microbatches,
         )
         update = UpdateSettings(
             optimizer,
@@ -100,8 +106,12 @@ class Node:
             dict(lr_scheduler_params or {}),
             lr_step_on_epoch_change,
         )
+        self._num_microbatches = settings.num_microbatches
         codecs = parse_compression(compression)
         self._plan, stage = load_node(chosen.node_data, node_id, chosen.trusted_modules)
+        wanted = is_tight(self._plan) if chosen.return_memory is None else chosen.return_memory
+        if wanted and torch.device(device).type == "cpu":
+            return_freed_memory()
         show_logs(f"[c{self._plan.cluster_id}/s{self._plan.stage} {name}]")
         self._transport = chosen.transport or _grpc_transport(self._plan, chosen)
         self._transport.start()
@@ -123,6 +133,7 @@ class Node:
                 seed=torch.initial_seed() if chosen.seed is None else chosen.seed,
                 device=torch.device(device),
                 criterion=criterion,
+                is_mean=_is_mean(criterion, chosen.loss_reduction),
                 labels=labels,
                 test_labels=test_labels,
                 losses_path=_per_cluster(Path(loss_filename), self._plan.cluster_id),
@@ -130,6 +141,7 @@ class Node:
                 trained=chosen.trained,
                 progress=sys.stderr,
                 window=_window(self._plan),
+                recompute=chosen.recompute,
             )
             self._parts: NodeParts = assemble(inputs, self._transport, self._events)
             self._root = RootDriver(
@@ -166,13 +178,13 @@ class Node:
 
     @property
     def n_forwards(self) -> int:
-        """Forward passes made in training."""
-        return self._parts.pipeline.num_forwards
+        """Batches of training whose forward passes are made."""
+        return self._parts.pipeline.num_forwards // self._num_microbatches
 
     @property
     def n_backwards(self) -> int:
-        """Backward passes made."""
-        return self._parts.pipeline.num_backwards
+        """Batches whose backward passes are made."""
+        return self._parts.pipeline.num_backwards // self._num_microbatches
 
     @property
     def root(self) -> RootDriver:
@@ -324,6 +336,10 @@ def _grpc_transport(plan: NodePlan, options: NodeOptions) -> GrpcTransport:
 def _window(plan: NodePlan) -> int:
     """More than a schedule has in flight, so that no send in training waits for a credit."""
     return max(TransportSettings().window, 2 * plan.num_stages)
+
+
+def _is_mean(criterion: Criterion | None, reduction: str | None) -> bool:
+    return (reduction or getattr(criterion, "reduction", "mean")) != "sum"
 
 
 def _per_cluster(path: Path, cluster_id: int) -> Path:

@@ -21,6 +21,16 @@ class NodeOptions:
         val_filename: the root writes one line per validation to it; the roots of clusters above 0
             add `_cluster_<c>` to the name.
         schedule: "1f1b" (synchronous) or "async".
+        num_microbatches: parts that each batch is split into along its first dimension, so that the
+            stages work at the same time; the gradient stays that of the whole batch.
+        loss_reduction: how the criterion makes one number of a batch, "mean" or "sum". Default: its
+            attribute `reduction` if it has one, else "mean".
+        recompute: keep only a microbatch's inputs between its passes, and run its forward pass
+            again before its backward pass: less memory, a third more computing. A stage that never
+            has more than one microbatch in flight would save nothing, and keeps the pass.
+        return_memory: on the CPU, have the C library of this process give freed tensors back to the
+            system at once, which takes less memory and more time; see `ravnest.node.allocator`.
+            None: where the plan leaves the node little to spare.
         seed: of the run's randomness; the root's counts. Default: torch's own initial seed.
         timeout_s: how long any wait for a peer may last before it is an error.
         trusted_modules: factories `package.module:function` of submodules that stayed code
@@ -35,6 +45,10 @@ class NodeOptions:
     events: Path = Path("events")
     val_filename: Path = Path("val_accuracies.txt")
     schedule: str = "1f1b"
+    num_microbatches: int = 1
+    loss_reduction: str | None = None
+    recompute: bool = False
+    return_memory: bool | None = None
     seed: int | None = None
     timeout_s: float = 600.0
     trusted_modules: tuple[str, ...] = ()
@@ -61,6 +75,17 @@ class NodeOptions:
                 hint="write trusted_modules=('package.module:function',)",
             )
         parsed = cls(**{**options, "trusted_modules": tuple(trusted)})
+        if parsed.loss_reduction not in (None, "mean", "sum"):
+            raise ConfigError(
+                f"loss_reduction={parsed.loss_reduction!r} is unknown; expected 'mean' or 'sum'"
+            )
+        flags = {"recompute": (True, False), "return_memory": (None, True, False)}
+        for name, choices in flags.items():
+            if not any(getattr(parsed, name) is choice for choice in choices):
+                raise ConfigError(
+                    f"{name}={getattr(parsed, name)!r} is not possible; "
+                    f"expected {' or '.join(map(str, choices[-2:]))}"
+                )
         timeout = parsed.timeout_s
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigError(f"timeout_s={timeout!r} is not possible; expected seconds above 0")

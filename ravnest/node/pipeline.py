@@ -15,6 +15,7 @@ import torch
 
 from ravnest.node.journal import RunJournal
 from ravnest.node.links import ClusterLinks
+from ravnest.node.microbatches import Rows
 from ravnest.node.rounds import RoundKeeper
 from ravnest.node.tying import TiedParameters
 from ravnest.plan.identity import MicrobatchId
@@ -56,7 +57,8 @@ class StagePipeline:
         self._loss_of = loss_of
         self._progress = Progress()
         self._losses: dict[MicrobatchId, float] = {}
-        self._num_samples: dict[MicrobatchId, int] = {}
+        self._rows: dict[MicrobatchId, Rows] = {}
+        self._batch_loss = 0.0
         self._step_loss: float | None = None
         self.epoch = 0
         self.num_forwards = 0
@@ -96,14 +98,12 @@ class StagePipeline:
         if self.is_idle:
             self._journal.epoch_began(self.epoch)
         frame = self._tied.before_pass(frame)
-        inputs = {**frame.scalars, **frame.tensors}
-        loss_function = self._loss_of(frame, targets) if self._loss_of is not None else None
-        results = self._engine.forward(microbatch, inputs, loss_function)
-        self._num_samples[microbatch] = int(frame.details["num_samples"])
-        if loss_function is None:
+        self._rows[microbatch] = Rows.of(frame)
+        results = self._compute(microbatch, frame, targets)
+        if self._loss_of is None:
             self._links.send_forward(stage_frame(frame, self._own_copies(frame, results)))
         else:
-            self._losses[microbatch] = float(results["loss"])
+            self._losses[microbatch] = float(results.get("loss", 0.0))
         self.num_forwards += 1
         self._progress = replace(self._progress, forwards=self._progress.forwards + 1)
 
@@ -121,6 +121,12 @@ class StagePipeline:
         self._progress = Progress()
         self.epoch += 1
 
+    def _compute(self, microbatch: MicrobatchId, frame: Frame, targets: Any) -> Mapping[str, Value]:
+        if not self._rows[microbatch].num_samples:
+            return {}
+        loss_function = self._loss_of(frame, targets) if self._loss_of is not None else None
+        return self._engine.forward(microbatch, {**frame.scalars, **frame.tensors}, loss_function)
+
     def _own_copies(self, frame: Frame, results: Mapping[str, Value]) -> Mapping[str, Value]:
         """On the root, copies of inputs that pass through: the script may fill them anew."""
         if self._position.stage > 0:
@@ -134,13 +140,17 @@ class StagePipeline:
         }
 
     def _backward(self, microbatch: MicrobatchId) -> None:
-        if self._loss_of is not None:
+        rows = self._rows.pop(microbatch)
+        received = None if self._loss_of is not None else self._links.receive_gradient(microbatch)
+        if received is None:
             loss = self._losses.pop(microbatch)
-            gradients = self._engine.backward(microbatch)
         else:
-            received = self._links.receive_gradient(microbatch)
             loss = float(received.scalars["loss"] or 0.0)
-            gradients = self._engine.backward(microbatch, received.tensors)
+        gradients: Mapping[str, torch.Tensor] = {}
+        if rows.num_samples:
+            gradients = self._engine.backward(
+                microbatch, None if received is None else received.tensors
+            )
         self._links.send_backward(
             Frame(
                 FrameKind.GRADIENT,
@@ -150,11 +160,13 @@ class StagePipeline:
                 scalars={"loss": loss},
             )
         )
-        num_samples = self._num_samples.pop(microbatch)
-        self._rounds.count_samples(num_samples)
+        self._rounds.count_samples(rows.num_samples)
         self._step_loss = loss if self._step_loss is None else self._step_loss + loss
+        self._batch_loss += loss
         self.num_backwards += 1
-        self._journal.microbatch_trained(loss, num_samples)
+        if rows.stop == rows.total and rows.num_samples:  # the last that is not empty
+            self._journal.batch_trained(self._batch_loss, rows.total)
+            self._batch_loss = 0.0
 
     def _step(self) -> None:
         self._tied.before_step()

@@ -14,9 +14,11 @@ from ravnest.node.batches import (
     BatchCursor,
     CurrentBatch,
     batch_frame,
+    num_samples_of,
     shipped_targets,
     targets_frame,
 )
+from ravnest.node.microbatches import Rows, split_inputs, take_rows, whole_batch
 from ravnest.node.settings import RunSettings
 from ravnest.node.targets import Metric
 from ravnest.plan.model import NodePlan
@@ -72,21 +74,40 @@ class RootDriver:
         args = _positional(tensors)
         current = self.train_cursor.take() if self.train_cursor is not None else None
         inputs = signature.bind(self._cast(args), self._cast_all(kwargs))
-        pipeline = self._parts.pipeline
-        pipeline.advance()
         targets = None
         if current is not None and self._ships_train:
             targets = shipped_targets(current.batch, _leaves(args, kwargs))
+        number = self._settings.num_microbatches
+        if number == 1:
+            self._forward_rows(
+                whole_batch(num_samples_of(inputs.values())), inputs, current, targets
+            )
+            return
+        for rows, part in split_inputs(signature, inputs, number):
+            self._forward_rows(rows, part, current, targets)
+
+    def _forward_rows(
+        self,
+        rows: Rows,
+        inputs: Mapping[str, torch.Tensor],
+        current: CurrentBatch | None,
+        targets: Any,
+    ) -> None:
+        """Sends one microbatch on its way, after what the schedule puts before it."""
+        pipeline, links = self._parts.pipeline, self._parts.links
+        pipeline.advance()
+        targets = take_rows(targets, rows) if rows.num_samples else None
         frame = batch_frame(
             FrameKind.ACTIVATION,
             pipeline.next_microbatch,
-            inputs,
+            inputs if rows.num_samples else {},
             current,
+            rows,
             targets=targets is not None and not self._plan.is_leaf,
         )
         if targets is not None and not self._plan.is_leaf:
             assert frame.microbatch is not None
-            self._parts.links.send_targets(targets_frame(frame.microbatch, targets))
+            links.send_targets(targets_frame(frame.microbatch, targets))
         pipeline.forward(frame, targets)
 
     def evaluate(self, tensors: Any, kwargs: Mapping[str, Any], output_type: str | None) -> Any:

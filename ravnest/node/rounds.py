@@ -18,6 +18,9 @@ class RoundKeeper:
     Clusters may make different numbers of steps. A cluster that has none left keeps joining rounds,
     with a weight of zero, until every cluster says that it has finished; so all make the same
     number of rounds and end with the same bytes, without knowing each other's length.
+
+    Args:
+        turns: of this cluster over the mean of all, as a fraction; see `after_step`.
     """
 
     def __init__(
@@ -26,7 +29,10 @@ class RoundKeeper:
         engine: StageEngine,
         settings: RunSettings,
         events: EventLog,
+        turns: tuple[int, int] = (1, 1),
     ) -> None:
+        self._turns = turns
+        self._in_steps = 0  # rounds that a count of steps began
         self._averager = averager
         self._engine = engine
         self._settings = settings
@@ -40,11 +46,21 @@ class RoundKeeper:
         self._num_samples += num_samples
 
     def after_step(self) -> None:
-        """Averages every `reduce_factor` optimizer steps."""
+        """Averages every `reduce_factor` optimizer steps.
+
+        Where clusters get batches by speed, that many is the mean over the clusters: a faster one
+        makes more steps between rounds, so that none waits for the others.
+        """
         self._num_steps += 1
         factor = self._settings.reduce_factor
-        if factor is not None and self._num_steps % factor == 0:
+        while factor is not None and self._num_steps >= self._next_round_at(factor):
+            self._in_steps += 1
             self._run(finished=False)
+
+    def _next_round_at(self, factor: int) -> int:
+        mine, turns = self._turns
+        # Rounded anew for every round, so that no remainder adds up. -(-a // b) rounds up.
+        return -(-(self._in_steps + 1) * factor * mine // turns)
 
     def after_epoch(self) -> None:
         """Averages once per epoch when no `reduce_factor` is set."""

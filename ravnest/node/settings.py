@@ -7,24 +7,6 @@ from typing import Any
 
 from ravnest.errors import ConfigError
 from ravnest.stage.schedule import Schedule
-from ravnest.wire.frame import Codec
-
-
-@dataclass(frozen=True, slots=True)
-class Compression:
-    """Codecs by role. A gradient never travels with less precision than an activation."""
-
-    activation: Codec
-    gradient: Codec
-
-
-COMPRESSIONS: dict[bool | str, Compression] = {
-    False: Compression(Codec.RAW, Codec.RAW),
-    True: Compression(Codec.FLOAT16, Codec.FLOAT16),
-    "fp16": Compression(Codec.FLOAT16, Codec.FLOAT16),
-    "bf16": Compression(Codec.BFLOAT16, Codec.BFLOAT16),
-    "int8": Compression(Codec.INT8, Codec.BFLOAT16),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +14,8 @@ class RunSettings:
     """What the root announces and every other node checks against its own script.
 
     Attributes:
-        update_frequency: backward passes per optimizer step.
+        update_frequency: batches per optimizer step.
+        num_microbatches: microbatches that a batch is split into.
         reduce_factor: optimizer steps between averagings, None for one averaging per epoch.
         average_optim: whether optimizer state is averaged too.
     """
@@ -41,9 +24,16 @@ class RunSettings:
     update_frequency: int
     reduce_factor: int | None
     average_optim: bool
+    num_microbatches: int = 1
+
+    @property
+    def microbatches_per_step(self) -> int:
+        """Backward passes per optimizer step."""
+        return self.update_frequency * self.num_microbatches
 
     def __post_init__(self) -> None:
         _require_positive("update_frequency", self.update_frequency)
+        _require_positive("num_microbatches", self.num_microbatches)
         if self.reduce_factor is not None:
             _require_positive("reduce_factor", self.reduce_factor)
 
@@ -60,14 +50,6 @@ class RunSettings:
                     f"the root, node {root}, with {name}={announced.get(name)!r}",
                     hint="start the same script with the same settings on every node of a cluster",
                 )
-
-
-def parse_compression(compression: bool | str) -> Compression:
-    """The codecs that `Node(compression=...)` names."""
-    if isinstance(compression, (bool, str)) and compression in COMPRESSIONS:
-        return COMPRESSIONS[compression]
-    choices = ", ".join(repr(choice) for choice in COMPRESSIONS)
-    raise ConfigError(f"compression={compression!r} is unknown; expected one of {choices}")
 
 
 def require_callable(**values: object) -> None:

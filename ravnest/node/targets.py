@@ -11,6 +11,7 @@ from ravnest.errors import ConfigError, TrainingError
 from ravnest.node.fingerprint import check_fingerprint
 from ravnest.node.labels import BatchAddress, LabelSource
 from ravnest.node.links import ClusterLinks
+from ravnest.node.microbatches import Rows, take_rows
 from ravnest.plan.structure import Structure, unflatten
 from ravnest.stage.program import Value
 from ravnest.wire.frame import Frame
@@ -27,7 +28,7 @@ def batch_address(frame: Frame) -> BatchAddress:
     return BatchAddress(
         epoch=microbatch.epoch,
         index=int(details["batch"]),
-        num_samples=int(details["num_samples"]),
+        num_samples=Rows.of(frame).total,
         batch_size=details.get("batch_size"),
         after_whole_pass=bool(details["after_whole_pass"]),
     )
@@ -55,7 +56,7 @@ class TargetFinder:
         self._device = device
 
     def find(self, frame: Frame, local: Any = None) -> Any:
-        """The whole targets batch, or None when nobody has any.
+        """The targets of a microbatch, None when nobody has any.
 
         Args:
             frame: the microbatch's activation or evaluation frame.
@@ -72,7 +73,7 @@ class TargetFinder:
         check_fingerprint(
             frame.details.get("fingerprint", ()), batch, epoch=address.epoch, index=address.index
         )
-        return batch
+        return take_rows(batch, Rows.of(frame))
 
     def _shipped(self, frame: Frame) -> Any:
         if not frame.details.get("targets", False):

@@ -12,7 +12,7 @@ from ravnest.plan.identity import Role
 from ravnest.plan.prediction import Prediction
 from ravnest.plan.text import describe
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,16 +205,20 @@ class NodePlan:
         peers: every node it exchanges messages with: neighbours in the cluster and in its rings,
             root and leaf of a cluster each other (targets and results take the direct way), and
             owners and holders of replicas.
+        dealing: batch i of a loader is cluster `dealing[i % len(dealing)]`'s.
         files: graph and weights of its stage.
         plan_sha256: hash of the plan; peers of another plan are refused.
         replicas: parameters used here that earlier stages own, in the model's order.
         shared: parameters owned here that later stages use too, in the model's order.
+        needed_bytes: predicted peak memory.
+        memory_bytes: what the node offers.
         sha256: hash over everything else in this file.
     """
 
     node_id: int
     cluster_id: int
     num_clusters: int
+    dealing: tuple[int, ...]
     cluster_nodes: tuple[int, ...]
     role: Role
     stage: int
@@ -230,6 +234,8 @@ class NodePlan:
     device: str | None = None
     replicas: tuple[Replica, ...] = ()
     shared: tuple[SharedParameter, ...] = ()
+    needed_bytes: int = 0
+    memory_bytes: int = 0
     schema: int = SCHEMA_VERSION
     sha256: str = ""
 

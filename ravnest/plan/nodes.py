@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ravnest.config.addresses import dialable
+from ravnest.plan.dealing import deal
 from ravnest.plan.model import (
     NodePlan,
     PeerSpec,
@@ -43,6 +44,7 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         node_id=node.node_id,
         cluster_id=stage.cluster_id,
         num_clusters=len(plan.clusters),
+        dealing=_dealing(plan),
         cluster_nodes=cluster,
         role=plan.role_of(node.node_id),
         stage=stage.index,
@@ -58,7 +60,17 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         device=node.device,
         replicas=stage.replicas,
         shared=shared,
+        needed_bytes=stage.needed_bytes,
+        memory_bytes=node.memory_bytes,
     )
+
+
+def _dealing(plan: Plan) -> tuple[int, ...]:
+    """By the predicted speeds of the clusters if those of all their nodes were measured."""
+    used = [plan.node(node_id) for cluster in plan.clusters for node_id in cluster]
+    if plan.prediction is None or any(node.flops is None for node in used):
+        return tuple(range(len(plan.clusters)))
+    return deal([cluster.samples_per_s for cluster in plan.prediction.clusters])
 
 
 def _shared(plan: Plan, stage: StagePlan) -> tuple[SharedParameter, ...]:

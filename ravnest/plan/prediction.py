@@ -158,9 +158,12 @@ class Prediction:
         clusters: in order of id.
         averaging_s: seconds of one round, 0 with one cluster.
         samples_per_s: of all clusters together, averaging counted.
-        upper_bound_samples_per_s: no plan for these nodes and this model can have more.
-        is_optimal: whether the plan is the best there is on the time model, not only near it.
+        upper_bound_samples_per_s: no plan for these nodes and this model has more, by the closed
+            form that plans are searched with; to be held against `planned_samples_per_s`.
+        is_optimal: whether the plan is proven to be the best there is by that closed form.
         assumed: what was not measured or said, in words: speeds, delays, settings.
+        planned_samples_per_s: of all clusters together by the closed form; `samples_per_s`, which
+            is by the exact schedule and the true rings, is near it.
     """
 
     run: PlannedRun
@@ -172,3 +175,4 @@ class Prediction:
     upper_bound_samples_per_s: float
     is_optimal: bool
     assumed: tuple[str, ...]
+    planned_samples_per_s: float = 0.0

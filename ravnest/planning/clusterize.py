@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,34 @@ from ravnest.config import NodeConfig, load_node_configs
 from ravnest.errors import ConfigError
 from ravnest.plan.files import write_plan
 from ravnest.plan.model import NodeSpec, Plan, Replica, StagePlan
+from ravnest.plan.prediction import Prediction
 from ravnest.planning.clusters import Formation, form_clusters
+from ravnest.planning.optimizer_states import OptimizerFactory, ask_optimizer
 from ravnest.planning.ordering import Cluster
+from ravnest.planning.overriding import nodes_to_plan_for, overridable
+from ravnest.planning.predicting import (
+    PlannedModel,
+    microbatch_seconds,
+    num_samples,
+    predict,
+)
 from ravnest.planning.rings import form_rings, owner_of
 from ravnest.planning.self_test import prepare_test
-from ravnest.planning.settings import PlanningSettings
+from ravnest.planning.settings import (
+    ACCELERATOR_BUILD_FOOTPRINT_BYTES,
+    RUNTIME_FOOTPRINT_BYTES,
+    PlanningSettings,
+    parse_settings,
+)
 from ravnest.planning.streaming import StreamedWeights, weight_source, wholly_on_meta
 from ravnest.planning.table import cost_table
 from ravnest.planning.weights import Weights
 from ravnest.planning.writing import StageWriter
-from ravnest.stage.schedule import Schedule
 
 _CONFIG_FILE = "node_configs.json"
 
 
+@overridable
 def clusterize(
     model: torch.nn.Module,
     example_args: Sequence[Any] = (),
@@ -41,9 +56,16 @@ def clusterize(
     num_clusters: int | None = None,
     schedule: str = "1f1b",
     optimizer_states: int = 2,
+    optimizer: OptimizerFactory | None = None,
+    optimizer_params: Mapping[str, Any] | None = None,
+    recompute: bool = False,
+    update_frequency: int | None = None,
+    reduce_factor: int | None = None,
+    compression: bool | str = False,
     leaves: Mapping[str, str] | None = None,
     weights: Weights | None = None,
     self_test: bool = True,
+    dry_run: bool = False,
 ) -> Plan:
     """Plans the training of a model on the configured nodes and writes everything the nodes need.
 
@@ -60,9 +82,19 @@ def clusterize(
         node_configs: the file that describes the nodes; default `<node_data>/node_configs.json`.
         num_clusters: full copies of the model to train side by side; every node that fits is then
             used. Default: what promises the most samples per second.
-        schedule: `1f1b` or `async`, as far as memory depends on it.
+        schedule: `1f1b` or `async`, as `Node(schedule=...)`; memory and time depend on it.
         optimizer_states: tensors per parameter that the optimizer keeps: 2 for Adam, 1 for SGD with
-            momentum, 0 for plain SGD.
+            momentum, 0 for plain SGD. Used when `optimizer` is not given.
+        optimizer: as for `Node`: a torch.optim class, or `f(params, **optimizer_params)`. It is
+            asked what it keeps and needs, by a step on tensors without values.
+        optimizer_params: keyword arguments for it.
+        recompute: plan for `Node(recompute=True)`.
+        update_frequency: microbatches per optimizer step, `update_frequency` times
+            `num_microbatches` of `Node`. None counts the memory that any would need at most, and
+            predicts times for 8.
+        reduce_factor: optimizer steps between averagings, as `Node(reduce_factor=...)`; 100 are
+            assumed when it is not said.
+        compression: of activations and gradients on the wire, as `Node(compression=...)`.
         leaves: submodules that cannot be captured and stay code: by path, the factory
             `package.module:function` that builds each. Providers must have the package, and name
             the factory in `Node(trusted_modules=...)`.
@@ -74,9 +106,11 @@ def clusterize(
             takes effect: outputs, all gradients, buffers, both modes. Costs two passes of each;
             left out with a line in the log when the model's tensors are not in memory or there is
             too little for it.
+        dry_run: make the plan and print it, but split, test and write nothing.
 
     Returns:
-        The plan as written; its `str()` is what is printed.
+        The plan as written; its `str()` is what is printed. With `dry_run` it has neither a hash
+        nor digests of files.
 
     Raises:
         ConfigError: an argument, the file of nodes or the weights are wrong.
@@ -84,45 +118,53 @@ def clusterize(
         NotEnoughMemoryError: the nodes cannot hold the model.
         PlanningError: there is no plan for another reason.
     """
-    settings = _settings(num_clusters, schedule, optimizer_states)
+    settings = parse_settings(
+        schedule=schedule,
+        optimizer_states=optimizer_states,
+        num_clusters=num_clusters,
+        update_frequency=update_frequency,
+        reduce_factor=reduce_factor,
+        compression=compression,
+        recompute=recompute,
+        runtime_bytes=_runtime_bytes(),
+    )
     if not isinstance(self_test, bool):
         raise ConfigError(f"self_test is {self_test!r}; expected True or False")
+    if not isinstance(dry_run, bool):
+        raise ConfigError(f"dry_run is {dry_run!r}; expected True or False")
     args, kwargs = _inputs(model, example_args, example_kwargs)
     folder = Path(node_data)
     config_file = folder / _CONFIG_FILE if node_configs is None else Path(node_configs)
-    nodes = tuple(_node_spec(config) for config in load_node_configs(config_file))
-    source = weight_source(model, weights)
+    configs = nodes_to_plan_for(load_node_configs(config_file))
+    nodes = tuple(_node_spec(config) for config in configs)
+    # A plan alone needs sizes and no values.
+    source = None if dry_run and weights is None else weight_source(model, weights)
     with wholly_on_meta(model):
         captured = capture_model(model, args, kwargs, run_forward=pass_data, leaves=leaves)
     streamed = None if source is None else StreamedWeights(captured, model, source)
-    formation = form_clusters(cost_table(captured.costs), nodes, settings)
-    plan = _plan(captured, nodes, formation)
+    if optimizer is not None:
+        trained = [each.tensor for each in captured.state.stored.values() if each.trainable]
+        cost = ask_optimizer(optimizer, optimizer_params, trained)
+        settings = replace(settings, optimizer=cost)
+    table = cost_table(captured.costs)
+    formation = form_clusters(table, nodes, settings)
+    model_costs = PlannedModel(table, captured.costs.stored, num_samples((args, kwargs)))
+    plan = _plan(captured, nodes, formation, model_costs, settings)
+    if dry_run:
+        return plan
     graphs = _split_once_per_cutting(captured, formation)
     chains = [graphs[cluster.cutting.cuts] for cluster in formation.clusters]
     test = None
     if self_test:
         trusted = tuple((leaves or {}).values())
         test = prepare_test(model, args, kwargs, captured, streamed, trusted=trusted)
-    written = write_plan(folder, plan, StageWriter(chains, streamed, test))
-    print(written)  # noqa: T201  the contract's own output
-    return written
+    return write_plan(folder, plan, StageWriter(chains, streamed, test))
 
 
-def _settings(num_clusters: Any, schedule: Any, optimizer_states: Any) -> PlanningSettings:
-    if num_clusters is not None and not (_is_int(num_clusters) and num_clusters > 0):
-        raise ConfigError(
-            f"num_clusters is {num_clusters!r}; expected a whole number from 1 on, or None"
-        )
-    if not (_is_int(optimizer_states) and optimizer_states >= 0):
-        raise ConfigError(
-            f"optimizer_states is {optimizer_states!r}; expected a whole number from 0 on",
-            hint="2 for Adam, 1 for SGD with momentum, 0 for plain SGD",
-        )
-    return PlanningSettings(Schedule.parse(schedule), optimizer_states, num_clusters)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _runtime_bytes() -> int:
+    """That of the torch here, which the providers are taken to have as well."""
+    is_plain = torch.version.cuda is None and torch.version.hip is None
+    return RUNTIME_FOOTPRINT_BYTES if is_plain else ACCELERATOR_BUILD_FOOTPRINT_BYTES
 
 
 def _inputs(
@@ -165,13 +207,21 @@ def _split_once_per_cutting(
     return {cuts: split(captured, cuts[1:-1]) for cuts in distinct}
 
 
-def _plan(captured: CapturedModel, nodes: tuple[NodeSpec, ...], formation: Formation) -> Plan:
+def _plan(
+    captured: CapturedModel,
+    nodes: tuple[NodeSpec, ...],
+    formation: Formation,
+    model: PlannedModel,
+    settings: PlanningSettings,
+) -> Plan:
     clusters = tuple(
         tuple(node.node_id for node in cluster.nodes) for cluster in formation.clusters
     )
     cuts = [cluster.cutting.cuts for cluster in formation.clusters]
     state = captured.state
     names = set(state.state_names)
+    rings = form_rings(captured.costs.stored, clusters, cuts)
+    prediction = predict(model, formation, rings, settings)
     return Plan(
         model=captured.model_name,
         nodes=nodes,
@@ -179,12 +229,13 @@ def _plan(captured: CapturedModel, nodes: tuple[NodeSpec, ...], formation: Forma
         stages=tuple(
             stage
             for cluster_id, cluster in enumerate(formation.clusters)
-            for stage in _stages(captured, cluster_id, cluster)
+            for stage in _stages(captured, cluster_id, cluster, prediction)
         ),
-        rings=form_rings(captured.costs.stored, clusters, cuts),
+        rings=rings,
         aliases={name: owner for name, owner in state.aliases.items() if name in names},
         state_names=state.state_names,
         unused=formation.unused,
+        prediction=prediction,
     )
 
 
@@ -192,7 +243,9 @@ def _is_used(tensor: ParameterCost, cuts: Sequence[int], index: int) -> bool:
     return any(cuts[index] <= position < cuts[index + 1] for position in tensor.uses)
 
 
-def _stages(captured: CapturedModel, cluster_id: int, cluster: Cluster) -> tuple[StagePlan, ...]:
+def _stages(
+    captured: CapturedModel, cluster_id: int, cluster: Cluster, prediction: Prediction
+) -> tuple[StagePlan, ...]:
     cutting = cluster.cutting
     owners = [owner_of(tensor.position, cutting.cuts) for tensor in captured.costs.stored]
     owned = list(zip(captured.costs.stored, owners, strict=True))
@@ -205,7 +258,7 @@ def _stages(captured: CapturedModel, cluster_id: int, cluster: Cluster) -> tuple
             parameters=tuple(t.name for t, owner in owned if owner == index and t.is_parameter),
             buffers=tuple(t.name for t, owner in owned if owner == index and not t.is_parameter),
             needed_bytes=cutting.needed_bytes[index],
-            step_time_s=cutting.step_times_s[index],
+            step_time_s=microbatch_seconds(prediction, node.node_id),
             replicas=tuple(
                 Replica(tensor.name, cluster.nodes[owner].node_id)
                 for tensor, owner in owned

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, PlanningSettings
-from ravnest.planning.table import Bools, CostTable, Ints, SharedTensor
-
-_OWNER_COPIES = 2
-"""Of a trainable shared tensor its owner also holds a message of values and one of gradients."""
-
-_REPLICA_COPIES = 4
-"""A replica is values, their gradient, and a message of each."""
+from ravnest.plan.model import NodeSpec
+from ravnest.plan.prediction import MemoryBudget
+from ravnest.planning.holdings import Holdings, total
+from ravnest.planning.settings import ACCELERATOR_FOOTPRINT_BYTES, PlanningSettings
+from ravnest.planning.sharing import SharedRoles, most_shared_bytes
+from ravnest.planning.table import CostTable, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,30 +19,73 @@ class MemoryModel:
     """What a stage holds at its peak.
 
     The tensors it stores: each trainable parameter with its gradient, optimizer states and
-    stashed versions; frozen parameters and buffers once; with several clusters all of it once
-    more, for averaging works on a copy. The activations of every microbatch in flight at its
-    position: what autograd saved, and the stage's input and output. Two messages per direction
-    and neighbour, one being filled while the other travels. A replica of a parameter that an
-    earlier stage owns, with its gradient, stashed versions and one message each way; its owner has
-    one message each way as well. The runtime's own footprint.
+    stashed versions; frozen parameters and buffers once; with several clusters a copy of all of it
+    in the dtype of averaging, which rounds work on and which stays. Of every microbatch in flight
+    at its position the activations: its input, what autograd saved, and outputs that nothing saved;
+    with recomputation the input of all and the rest of one. The temporaries of the most demanding
+    moment, be it an operator of either pass or the optimizer's step. Messages: one input more than
+    are in flight, a gradient on its way to the stage before, the one being applied and one that
+    waits, and outputs where they are not kept anyway. A replica of a parameter that an earlier
+    stage owns, with its gradient, stashed versions and one message each way; its owner has one
+    message each way as well. The runtime's own footprint.
+
+    Args:
+        on_accelerator: the stage computes on one, whose memory is what counts: messages, the copy
+            for averaging and the runtime's larger part are in the host's memory then.
     """
 
     table: CostTable
     settings: PlanningSettings
     is_averaged: bool
+    on_accelerator: bool = False
+
+    def on(self, node: NodeSpec) -> MemoryModel:
+        """The same for the kind of memory that a node's `memory_bytes` are of."""
+        accelerated = node.device is not None and not node.device.startswith("cpu")
+        return (
+            self
+            if accelerated == self.on_accelerator
+            else replace(self, on_accelerator=accelerated)
+        )
 
     def stage_bytes(self, start: Ints, end: Ints, index: int, num_stages: int) -> Ints:
         """Peak bytes of stages between boundaries, indices into the table that broadcast.
 
         Args:
             index: position of the stage in its cluster, 0 is the root.
-            num_stages: stages of the cluster; num_stages - index microbatches are in flight.
+            num_stages: stages of the cluster; the schedule says what is in flight at each.
         """
-        from_end, from_start = self.parts(index, num_stages)
-        peak: Ints = from_end[end] + from_start[start]
-        for shared in self.table.shared:
-            peak = peak + self._shared_bytes(shared, start, end, index, num_stages)
+        holdings = self._holdings(index, num_stages)
+        at_end, at_start = self._borders(holdings)
+        peak: Ints = at_end[end] + at_start[start] + holdings.workspace(start, end)
+        stashed = self.settings.stashed(index, num_stages)
+        for roles in self._roles(start, end):
+            peak = peak + total(roles.purposes(stashed))
         return peak
+
+    def budget(self, start: int, end: int, index: int, num_stages: int) -> MemoryBudget:
+        """The same in parts, for one stage; they add up to its `stage_bytes`."""
+        holdings = self._holdings(index, num_stages)
+        parts = {field.name: 0 for field in fields(MemoryBudget)}
+        for purpose, held in holdings.inside().items():
+            parts[purpose] += int(held[end] - held[start])
+        for border, at in ((holdings.at_end(), end), (holdings.at_start(), start)):
+            for purpose, added in border.items():
+                parts[purpose] += int(added[at])
+        i, j = np.array(start), np.array(end)
+        stashed = self.settings.stashed(index, num_stages)
+        for roles in self._roles(i, j):
+            for purpose, shared in roles.purposes(stashed).items():
+                parts[purpose] += int(shared)
+        parts["workspace"] = int(holdings.workspace(i, j))
+        parts["runtime"] = self.runtime_bytes
+        return MemoryBudget(**parts)
+
+    @property
+    def runtime_bytes(self) -> int:
+        """What the process holds of that memory beside its stage."""
+        on_host = self.settings.runtime_bytes
+        return ACCELERATOR_FOOTPRINT_BYTES if self.on_accelerator else on_host
 
     def exchanged_bytes(self, start: Ints, end: Ints) -> Ints:
         """Bytes that a stage sends per optimizer step for parameters that others use as well.
@@ -52,60 +93,29 @@ class MemoryModel:
         A replica sends its gradient; an owner its values, counted once however many hold them.
         """
         sent = np.zeros(np.broadcast_shapes(np.shape(start), np.shape(end)), dtype=np.int64)
-        for shared in self.table.shared:
-            if shared.trainable:
-                owned, is_replica = self._roles(shared, start, end)
-                sent += shared.num_bytes * (owned | is_replica)
+        for roles in self._roles(start, end):
+            sent += roles.exchanged_bytes()
         return sent
-
-    def _roles(self, shared: SharedTensor, start: Ints, end: Ints) -> tuple[Bools, Bools]:
-        """Whether a stage owns a tensor that later stages use, and whether it holds a copy."""
-        positions = self.table.positions
-        is_used = shared.next_use[start] < positions[end]
-        is_first = shared.next_use[start] == shared.next_use[0]
-        return is_used & is_first & (shared.last_use >= positions[end]), is_used & ~is_first
-
-    def most_shared_bytes(self, index: int, num_stages: int) -> int:
-        """What a stage holds for shared tensors at most, whatever it computes."""
-        stashed = self.settings.schedule.stashed_versions(index, num_stages)
-        return sum(
-            shared.num_bytes * (_REPLICA_COPIES + stashed if shared.trainable else 1)
-            for shared in self.table.shared
-        )
-
-    def _shared_bytes(
-        self, shared: SharedTensor, start: Ints, end: Ints, index: int, num_stages: int
-    ) -> Ints:
-        owned, is_replica = self._roles(shared, start, end)
-        if not shared.trainable:
-            return shared.num_bytes * is_replica
-        stashed = self.settings.schedule.stashed_versions(index, num_stages)
-        num_bytes: Ints = shared.num_bytes * (
-            _OWNER_COPIES * owned + (_REPLICA_COPIES + stashed) * is_replica
-        )
-        return num_bytes
 
     def parts(self, index: int, num_stages: int) -> tuple[Ints, Ints]:
         """Per boundary what it adds to a stage that ends there, and to one that starts there.
 
-        The peak of a stage is the sum of both, since everything in it but the shared tensors is a
-        difference or a border.
+        No stage needs less than the sum of both, nor more than that and `most_beyond_parts`.
         """
-        table = self.table
-        held = self.held_bytes(index, num_stages)
-        at_border = table.forward_bytes * (num_stages - index + 2) + table.backward_bytes * 2
-        return at_border + held, at_border - held + RUNTIME_FOOTPRINT_BYTES
+        holdings = self._holdings(index, num_stages)
+        at_end, at_start = self._borders(holdings)
+        return at_end + holdings.least_workspace(), at_start
+
+    def most_beyond_parts(self, index: int, num_stages: int) -> int:
+        """What a stage needs at most beyond its `parts`, whatever it computes."""
+        holdings = self._holdings(index, num_stages)
+        stashed = self.settings.stashed(index, num_stages)
+        shared = (most_shared_bytes(each, stashed) for each in self.table.shared)
+        return holdings.most_workspace() + sum(shared)
 
     def held_bytes(self, index: int, num_stages: int) -> Ints:
         """What stage `index` would hold inside if it started with the graph; never descends."""
-        table, settings = self.table, self.settings
-        stashed = settings.schedule.stashed_versions(index, num_stages)
-        held: Ints = (
-            table.trained_bytes * (2 + settings.optimizer_states + stashed + self.is_averaged)
-            + table.fixed_bytes * (1 + self.is_averaged)
-            + table.saved_bytes * (num_stages - index)
-        )
-        return held
+        return total(self._holdings(index, num_stages).inside())
 
     def thinned(self, num_boundaries: int) -> MemoryModel:
         """The same over fewer boundaries, see `CostTable.thinned`."""
@@ -118,8 +128,25 @@ class MemoryModel:
     def smallest_stage_bytes(self) -> int:
         """The least that any stage needs: one that trains something, last in its cluster."""
         start, end = _shortest_stages(self.table)
-        from_end, from_start = self.parts(0, 1)
-        return int((from_end[end] + from_start[start]).min())
+        holdings = self._holdings(0, 1)
+        at_end, at_start = self._borders(holdings)
+        return int((at_end[end] + at_start[start] + holdings.workspace(start, end)).min())
+
+    def _holdings(self, index: int, num_stages: int) -> Holdings:
+        return Holdings(
+            self.table, self.settings, index, num_stages, self.is_averaged, self.on_accelerator
+        )
+
+    def _borders(self, holdings: Holdings) -> tuple[Ints, Ints]:
+        """What an end and a start add, the inside of the stage as their difference included."""
+        held = total(holdings.inside())
+        at_end: Ints = held + total(holdings.at_end())
+        at_start: Ints = total(holdings.at_start()) - held + self.runtime_bytes
+        return at_end, at_start
+
+    def _roles(self, start: Ints, end: Ints) -> list[SharedRoles]:
+        positions = self.table.positions
+        return [SharedRoles.of(shared, positions, start, end) for shared in self.table.shared]
 
 
 def _shortest_stages(table: CostTable) -> tuple[Ints, Ints]:

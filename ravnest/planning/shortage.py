@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ravnest.errors import NotEnoughMemoryError
 from ravnest.plan.model import NodeSpec
 from ravnest.planning.memory import MemoryModel
+from ravnest.planning.remedies import remedies
 from ravnest.planning.stages import MemoryShares, cut_into_stages
 
 _BOUNDARIES = 256  # enough to say by how much memory is short
@@ -40,22 +41,25 @@ def memory_shortage(
     """
     needed = {i: num for group in groups for i, num in _fairest_split(memory, group).items()}
     lines = [
-        f"  node {node.node_id}: needs {format_bytes(needed[node.node_id])}, "
-        f"has {format_bytes(node.memory_bytes)}"
+        _line(node, needed[node.node_id])
         if node.node_id in needed
         else f"  node {node.node_id}: cannot be used, has {format_bytes(node.memory_bytes)}"
         for node in sorted(nodes, key=lambda node: node.node_id)
     ]
     clusters = "1 cluster" if len(groups) == 1 else f"{len(groups)} clusters"
     available = sum(node.memory_bytes for node in nodes)
+    missing = sum(
+        max(0, needed[node.node_id] - node.memory_bytes) for node in nodes if node.node_id in needed
+    )
     lines.append(
-        f"  in all: needs {format_bytes(sum(needed.values()))}, has {format_bytes(available)}; "
+        f"  in all: needs {format_bytes(sum(needed.values()))}, has {format_bytes(available)}, "
+        f"{format_bytes(missing)} are missing; "
         f"on one node alone the model needs {format_bytes(memory.whole_model_bytes())}"
     )
     return NotEnoughMemoryError(
         f"the model does not fit into the memory of the nodes; in {clusters}, split as fairly as "
         "it can be:\n" + "\n".join(lines),
-        hint=_advice(memory, fitting_number),
+        hint=_advice(memory, groups, fitting_number),
     )
 
 
@@ -70,16 +74,26 @@ def _fairest_split(memory: MemoryModel, group: Sequence[NodeSpec]) -> dict[int, 
     return {}
 
 
-def _advice(memory: MemoryModel, fitting_number: int | None) -> str:
+def _line(node: NodeSpec, needed: int) -> str:
+    text = (
+        f"  node {node.node_id}: needs {format_bytes(needed)}, "
+        f"has {format_bytes(node.memory_bytes)}"
+    )
+    missing = needed - node.memory_bytes
+    return f"{text}, {format_bytes(missing)} too little" if missing > 0 else text
+
+
+def _advice(
+    memory: MemoryModel, groups: Sequence[Sequence[NodeSpec]], fitting_number: int | None
+) -> str:
+    """What was found to fit, not what might."""
+    found = remedies(memory, groups)
     if fitting_number is not None:
-        return f"num_clusters={fitting_number} fits"
-    activations = format_bytes(int(memory.table.saved_bytes[-1]))
-    parts = [
-        "add nodes or memory",
-        f"use a smaller example batch (its activations take {activations} per microbatch)",
-    ]
-    if memory.settings.optimizer_states > 0:
-        parts.append(
-            "pass optimizer_states=0 for an optimizer without state, 1 for SGD with momentum"
+        found = [f"num_clusters={fitting_number}", *found]
+    if not found:
+        return (
+            "add nodes or memory; no smaller batch, dtype or optimizer, and no recomputation, "
+            "makes it fit"
         )
-    return ", or ".join(parts)
+    others = f"; so does {', or '.join(found[1:])}" if found[1:] else ""
+    return f"{found[0]} fits{others}"

@@ -64,6 +64,7 @@ class StageTimes:
 
     def __init__(self, memory: MemoryModel, nodes: Sequence[NodeSpec]) -> None:
         self.memory = memory
+        self._memories = [memory.on(node) for node in nodes]
         self.nodes = nodes
         self.num_stages = len(nodes)
         self._flops = [node.flops or DEFAULT_FLOPS for node in nodes]
@@ -89,7 +90,7 @@ class StageTimes:
     def costs(self, index: int, start: Ints, end: Ints) -> Floats:
         """As `seconds`, infinite where the stage does not fit or trains nothing."""
         table = self.memory.table
-        needed = self.memory.stage_bytes(start, end, index, self.num_stages)
+        needed = self._memories[index].stage_bytes(start, end, index, self.num_stages)
         is_legal = table.num_trained[end] > table.num_trained[start]
         is_legal &= needed <= self._limits[index]
         return np.where(is_legal, self.seconds(index, start, end), np.inf)
@@ -97,7 +98,7 @@ class StageTimes:
     def first_start(self, index: int, end: int, limit: float) -> int:
         """The first boundary from which stage `index` to `end` can fit and be within `limit`."""
         work = self.memory.table.work
-        held = self.memory.held_bytes(index, self.num_stages)
+        held = self._memories[index].held_bytes(index, self.num_stages)
         slack = limit * self._flops[index] * (1 + 1e-9)
         in_time = np.searchsorted(work, work[end] - slack)
         in_memory = np.searchsorted(held, held[end] - self._limits[index])
@@ -106,23 +107,23 @@ class StageTimes:
     def can_fit(self) -> bool:
         """Whether some cutting keeps every stage within its node's memory; cheap to ask.
 
-        With shared tensors a stage is no sum of what its two ends add: only where no bound decides
-        it takes a search.
+        With temporaries and shared tensors a stage is no sum of what its two ends add: only where
+        no bound decides it takes a search.
         """
-        fits = self._fits_with_shared(0)
-        if not fits or not self.memory.table.shared:
-            return fits
-        return self._fits_with_shared(1) or bool(np.isfinite(slowest_stage(self)))
+        if not self._fits(0):
+            return False
+        return self._fits(1) or bool(np.isfinite(slowest_stage(self)))
 
-    def _fits_with_shared(self, factor: int) -> bool:
-        """As `can_fit`, if every stage held none (0) or as much as it can (1) of what is shared."""
+    def _fits(self, factor: int) -> bool:
+        """As `can_fit`, if every stage held no more (0) or the most (1) beyond its two ends."""
         trained = self.memory.table.num_trained
         # The last boundary from which a stage that ends here still has something to train.
         latest = np.searchsorted(trained, trained) - 1
         is_reached = np.arange(len(trained)) == 0
         for index, limit in enumerate(self._limits):
-            from_end, from_start = self.memory.parts(index, self.num_stages)
-            from_end = from_end + factor * self.memory.most_shared_bytes(index, self.num_stages)
+            memory = self._memories[index]
+            from_end, from_start = memory.parts(index, self.num_stages)
+            from_end = from_end + factor * memory.most_beyond_parts(index, self.num_stages)
             least = np.minimum.accumulate(np.where(is_reached, from_start, _NO_LIMIT // 2))
             is_reached = (latest >= 0) & (from_end + least[latest] <= limit)
         return bool(is_reached[-1])
@@ -137,7 +138,7 @@ class StageTimes:
             cuts=tuple(table.positions[list(boundaries)].tolist()),
             step_times_s=tuple(float(self.seconds(*stage)) for stage in stages),
             needed_bytes=tuple(
-                int(self.memory.stage_bytes(i, j, k, self.num_stages)) for k, i, j in stages
+                int(self._memories[k].stage_bytes(i, j, k, self.num_stages)) for k, i, j in stages
             ),
             cut_bytes=int((table.forward_bytes[inner] + table.backward_bytes[inner]).sum())
             + sum(int(self.memory.exchanged_bytes(i, j)) for _, i, j in stages),
@@ -150,7 +151,7 @@ class MemoryShares(StageTimes):
     def costs(self, index: int, start: Ints, end: Ints) -> Floats:
         """Needed over available bytes, infinite where the stage trains nothing."""
         table = self.memory.table
-        needed = self.memory.stage_bytes(start, end, index, self.num_stages)
+        needed = self._memories[index].stage_bytes(start, end, index, self.num_stages)
         is_legal = table.num_trained[end] > table.num_trained[start]
         return np.where(is_legal, needed / max(self._limits[index], 1), np.inf)
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ravnest.capture.costs import GraphCosts, ParameterCost
-from ravnest.planning.settings import BACKWARD_AND_FORWARD, FLOPS_PER_BYTE_WRITTEN
+from ravnest.planning.ranges import RangeMax
+from ravnest.planning.settings import (
+    ACCUMULATION_WORK_PER_BYTE,
+    BACKWARD_AND_FORWARD,
+    FLOPS_PER_BYTE_WRITTEN,
+)
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -50,6 +55,16 @@ class CostTable:
         num_trained: number of trainable parameters before it.
         forward_bytes: activation bytes that cross it; at the start the inputs, at the end 0.
         backward_bytes: gradient bytes that cross it; 0 at both ends.
+        unsaved_bytes: what a stage that ends there keeps for backward beyond `saved_bytes`: outputs
+            that nothing saved, at the end of the graph what the criterion saves.
+        received_bytes: what is saved behind it, but is an input of a stage that starts there.
+        averaged_bytes: bytes of everything stored before it, in the dtypes of averaging.
+        peaks: activation bytes that live at most, either pass, between a boundary and the next, as
+            if the graph were one stage: what is saved before included.
+        filling: the same peaks less the trainable bytes up to the position they are at: what a
+            backward pass holds that finds no gradients and leaves them behind, but for a constant.
+        largest: bytes of the largest trainable parameter between a boundary and the next.
+        num_samples: of the example batch.
         shared: tensors that stages may hold copies of.
     """
 
@@ -61,12 +76,25 @@ class CostTable:
     num_trained: Ints
     forward_bytes: Ints
     backward_bytes: Ints
+    unsaved_bytes: Ints
+    received_bytes: Ints
+    averaged_bytes: Ints
+    peaks: RangeMax
+    filling: RangeMax
+    largest: RangeMax
+    num_samples: int
     shared: tuple[SharedTensor, ...] = ()
 
     @property
     def last(self) -> int:
         """Index of the boundary at the end of the graph."""
         return len(self.positions) - 1
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether what is stored takes four bytes a number, or more, and not fewer."""
+        stored = self.trained_bytes[-1] + self.fixed_bytes[-1]
+        return bool(stored >= self.averaged_bytes[-1])
 
     @property
     def max_stages(self) -> int:
@@ -86,10 +114,29 @@ class CostTable:
         crossing = (self.forward_bytes + self.backward_bytes)[1:-1]
         order = np.lexsort((np.arange(len(owner)), crossing, owner))
         _, first = np.unique(owner[order], return_index=True)
-        kept = np.concatenate(([0], np.sort(order[first]) + 1, [self.last]))
-        names = (field.name for field in dataclasses.fields(self) if field.name != "shared")
-        return CostTable(
-            **{name: getattr(self, name)[kept] for name in names},
+        return self.at(np.concatenate(([0], np.sort(order[first]) + 1, [self.last])))
+
+    def near(self, boundaries: Sequence[int], num_boundaries: int) -> CostTable:
+        """The table with the boundaries around some of its own, about so many in all."""
+        inner = boundaries[1:-1]
+        reach = num_boundaries // (2 * max(len(inner), 1))
+        kept = {0, self.last}
+        for each in inner:
+            kept.update(range(max(1, each - reach), min(self.last, each + reach + 1)))
+        return self.at(np.array(sorted(kept)))
+
+    def at(self, kept: Ints) -> CostTable:
+        """The table at some of its boundaries, the first and the last among them."""
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        thin: dict[str, Any] = {
+            name: each[kept] for name, each in fields.items() if isinstance(each, np.ndarray)
+        }
+        return dataclasses.replace(
+            self,
+            **thin,
+            peaks=self.peaks.joined(kept[:-1]),
+            filling=self.filling.joined(kept[:-1]),
+            largest=self.largest.joined(kept[:-1]),
             shared=tuple(
                 dataclasses.replace(each, next_use=each.next_use[kept]) for each in self.shared
             ),
@@ -102,12 +149,19 @@ def cost_table(costs: GraphCosts) -> CostTable:
     positions = np.array([0, *(cut.position for cut in costs.cuts), num], dtype=np.int64)
     operations = BACKWARD_AND_FORWARD * np.array(costs.forward_flops, dtype=np.float64)
     traffic = FLOPS_PER_BYTE_WRITTEN * np.array(costs.output_bytes, dtype=np.float64)
-    trained, fixed, count = (np.zeros(num, dtype=np.int64) for _ in range(3))
+    trained, fixed, count, averaged, largest = (np.zeros(num, dtype=np.int64) for _ in range(5))
     for tensor in costs.stored:
         (trained if tensor.trainable else fixed)[tensor.position] += tensor.num_bytes
         count[tensor.position] += tensor.trainable
+        averaged[tensor.position] += tensor.shadow_bytes
+        if tensor.trainable:
+            largest[tensor.position] = max(largest[tensor.position], tensor.num_bytes)
+    saved = np.array(costs.saved_bytes, dtype=np.int64)
+    peaks = np.array(costs.peak_bytes or np.cumsum(saved), dtype=np.int64)
     forward = [costs.input_bytes, *(cut.forward_bytes for cut in costs.cuts), 0]
     backward = [0, *(cut.backward_bytes for cut in costs.cuts), 0]
+    unsaved = [0, *(cut.unsaved_bytes for cut in costs.cuts), costs.criterion_bytes]
+    received = [0, *(cut.received_bytes for cut in costs.cuts), 0]
 
     def before(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
         sums = np.zeros(num + 1, dtype=values.dtype)
@@ -116,13 +170,20 @@ def cost_table(costs: GraphCosts) -> CostTable:
 
     return CostTable(
         positions=positions,
-        work=before(operations + traffic),
-        saved_bytes=before(np.array(costs.saved_bytes, dtype=np.int64)),
+        work=before(operations + traffic + ACCUMULATION_WORK_PER_BYTE * trained),
+        saved_bytes=before(saved),
         trained_bytes=before(trained),
         fixed_bytes=before(fixed),
         num_trained=before(count),
         forward_bytes=np.array(forward, dtype=np.int64),
         backward_bytes=np.array(backward, dtype=np.int64),
+        unsaved_bytes=np.array(unsaved, dtype=np.int64),
+        received_bytes=np.array(received, dtype=np.int64),
+        averaged_bytes=before(averaged),
+        peaks=RangeMax(peaks).joined(positions[:-1]),
+        filling=RangeMax(peaks - np.cumsum(trained)).joined(positions[:-1]),
+        largest=RangeMax(largest).joined(positions[:-1]),
+        num_samples=costs.num_samples,
         shared=tuple(_shared(costs.stored, positions)),
     )
 

@@ -1,1 +1,1 @@
-"""A plan as a discrete-event prediction."""
+"""A plan as a discrete-event prediction: run event by event, without computing anything."""

@@ -43,12 +43,21 @@ class StageState:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A microbatch between its forward and its backward pass."""
+    """A microbatch between its forward and its backward pass.
+
+    Attributes:
+        loss: on the leaf, with the graph of the criterion.
+        outputs: the program's, when the backward pass starts from them: with their graph, or, on
+            a leaf that recomputes, as the criterion saw them.
+        before: None when the graph was kept; else what the forward pass wrote, as it was before.
+    """
 
     inputs: Mapping[str, Value]
-    results: Mapping[str, Value]
     weights: WeightVersion
     replicas: WeightVersion
+    loss: torch.Tensor | None
+    outputs: Mapping[str, Value]
+    before: Mapping[str, torch.Tensor] | None
 
 
 class StageEngine:
@@ -60,6 +69,10 @@ class StageEngine:
         state: initial tensors; they are moved to `device`.
         randomness: seeds the random operators.
         settings: optimizer and scheduler.
+        recompute: between the passes of a microbatch keep its inputs alone, and run the forward
+            pass again before the backward pass (Chen et al. 2016, "Training Deep Nets with
+            Sublinear Memory Cost", with the stage as the segment). Weights, random numbers and
+            buffers are those of the first time, and buffers are updated once.
     """
 
     def __init__(
@@ -71,10 +84,12 @@ class StageEngine:
         device: torch.device,
         randomness: KeyedRandomness,
         settings: UpdateSettings,
+        recompute: bool = False,
     ) -> None:
         self._train = train
         self._evaluation = evaluation
         self._device = device
+        self._recompute = recompute
         self.randomness = randomness
         self._parameters = {
             name: torch.nn.Parameter(tensor.to(device), requires_grad=name in state.trainable)
@@ -116,13 +131,22 @@ class StageEngine:
         """
         weights, replicas = self.weights.acquire(), self.replicas.acquire()
         given = self._prepare(self._train, inputs, microbatch, with_gradients=True)
+        state = self._state(weights.tensors, replicas.tensors)
+        before = None
+        if self._recompute:
+            before = {name: state[name].clone() for name in self._train.written if name in state}
+        loss = None
         with torch.enable_grad(), self.randomness.microbatch(microbatch) as seed_operator:
-            results: Mapping[str, Value] = self._train(
-                self._state(weights.tensors, replicas.tensors), given, seed_operator
-            )
+            outputs: Mapping[str, Value] = self._train(state, given, seed_operator)
+            if self._recompute:
+                # The graph was on so that both times the same kernels compute; here it is dropped.
+                outputs = {name: _as_leaf(value) for name, value in outputs.items()}
             if loss_function is not None:
-                results = {"loss": _checked_loss(loss_function(results), microbatch)}
-        self._in_flight[microbatch] = _InFlight(given, results, weights, replicas)
+                loss = _checked_loss(loss_function(outputs), microbatch)
+        results = outputs if loss is None else {"loss": loss}
+        if self._recompute == (loss is None):
+            outputs = {}  # the loss leads to them, or they are made again
+        self._in_flight[microbatch] = _InFlight(given, weights, replicas, loss, outputs, before)
         return {name: _detached(value) for name, value in results.items()}
 
     def backward(
@@ -137,12 +161,13 @@ class StageEngine:
             Gradients of the differentiable inputs that have one, by name.
         """
         flight = self._in_flight.pop(microbatch)
-        if gradients is None:
-            flight.results["loss"].backward()
+        if flight.before is None and gradients is None:
+            assert flight.loss is not None
+            torch.autograd.backward(flight.loss)
         else:
-            roots, starts = self._roots(flight, gradients, microbatch)
-            if roots:
-                torch.autograd.backward(roots, starts)
+            if gradients is None:
+                gradients = _gradients_of_criterion(flight)
+            self._backward_through(self._graph_of(microbatch, flight), gradients, microbatch)
         self.weights.release(flight.weights)
         self.replicas.release(flight.replicas)
         return {
@@ -150,6 +175,24 @@ class StageEngine:
             for spec in self._train.inputs
             if spec.differentiable and flight.inputs[spec.name].grad is not None
         }
+
+    def _graph_of(self, microbatch: MicrobatchId, flight: _InFlight) -> Mapping[str, Value]:
+        """The outputs with the graph that leads back to inputs and weights: kept, or made again."""
+        if flight.before is None:
+            return flight.outputs
+        state = self._state(flight.weights.tensors, flight.replicas.tensors)
+        with torch.enable_grad(), self.randomness.microbatch(microbatch) as seed_operator:
+            return self._train({**state, **flight.before}, flight.inputs, seed_operator)
+
+    def _backward_through(
+        self,
+        outputs: Mapping[str, Value],
+        gradients: Mapping[str, torch.Tensor],
+        microbatch: MicrobatchId,
+    ) -> None:
+        roots, starts = self._roots(outputs, gradients, microbatch)
+        if roots:
+            torch.autograd.backward(roots, starts)
 
     def step(self) -> None:
         """One optimizer step from the gradients summed since the last."""
@@ -187,9 +230,12 @@ class StageEngine:
         }
 
     def saved_state(self) -> dict[str, torch.Tensor]:
-        """Parameters and persistent buffers by original name, on the CPU, copied."""
+        """Parameters and persistent buffers by original name, on the CPU, to be written at once.
+
+        On the CPU they are the live tensors: a copy would be the peak of many a stage's memory.
+        """
         tensors = {**self._parameters, **self._buffers}
-        return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+        return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
 
     def _state(
         self, weights: Mapping[str, torch.Tensor], replicas: Mapping[str, torch.Tensor]
@@ -220,13 +266,13 @@ class StageEngine:
 
     def _roots(
         self,
-        flight: _InFlight,
+        outputs: Mapping[str, Value],
         gradients: Mapping[str, torch.Tensor],
         microbatch: MicrobatchId,
     ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         roots, starts = [], []
         for name, gradient in gradients.items():
-            value = flight.results.get(name)
+            value = outputs.get(name)
             if not isinstance(value, torch.Tensor) or not value.requires_grad:
                 raise TrainingError(
                     f"microbatch {microbatch} got a gradient for {name!r}, "
@@ -259,3 +305,21 @@ def _checked_loss(loss: Any, microbatch: MicrobatchId) -> torch.Tensor:
 
 def _detached(value: Value) -> Value:
     return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _as_leaf(value: Value) -> Value:
+    """The value without its graph; where it had one, gradients stop and gather at it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def _gradients_of_criterion(flight: _InFlight) -> dict[str, torch.Tensor]:
+    """The first part of a leaf's backward pass: from the loss to the program's outputs."""
+    assert flight.loss is not None
+    torch.autograd.backward(flight.loss)
+    return {
+        name: value.grad
+        for name, value in flight.outputs.items()
+        if isinstance(value, torch.Tensor) and value.grad is not None
+    }

@@ -33,6 +33,10 @@ class Program(Protocol):
     def outputs(self) -> Sequence[ProgramValue]:
         """Values it returns."""
 
+    @property
+    def written(self) -> frozenset[str]:
+        """Names of the state that a call changes in place."""
+
     def __call__(
         self,
         state: Mapping[str, torch.Tensor],

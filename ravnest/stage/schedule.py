@@ -33,9 +33,27 @@ class Schedule(StrEnum):
     ONE_F_ONE_B = "1f1b"
     ASYNC = "async"
 
-    def stashed_versions(self, stage: int, num_stages: int) -> int:
-        """Weight versions a stage holds at most besides the current one."""
+    def max_in_flight(self, stage: int, num_stages: int, update_frequency: int) -> int:
+        """Microbatches of a stage between their forward and their backward pass at most."""
+        depth = num_stages - stage
+        return depth if self is Schedule.ASYNC else min(depth, update_frequency)
+
+    def in_flight_at_step(self, stage: int, num_stages: int) -> int:
+        """Microbatches in flight during an optimizer step at most."""
         return num_stages - stage - 1 if self is Schedule.ASYNC else 0
+
+    def stashed_versions(self, stage: int, num_stages: int, update_frequency: int = 1) -> int:
+        """Weight versions a stage holds at most besides the current one."""
+        return -(-self.in_flight_at_step(stage, num_stages) // update_frequency)
+
+    def lasting_versions(self, stage: int, num_stages: int, update_frequency: int = 1) -> int:
+        """Those of them that outlast the first backward pass after a step.
+
+        Only these meet a whole set of gradients: the step has used up those before, and the first
+        backward pass makes the next while it frees activations.
+        """
+        left = max(self.in_flight_at_step(stage, num_stages) - 1, 0)
+        return -(-left // update_frequency)
 
     @classmethod
     def parse(cls, name: str) -> Schedule:
@@ -84,7 +102,7 @@ class StagePosition:
     @property
     def max_in_flight(self) -> int:
         """Microbatches between their forward and their backward pass at most."""
-        return self.num_stages - self.stage
+        return self.schedule.max_in_flight(self.stage, self.num_stages, self.update_frequency)
 
 
 @dataclass(frozen=True, slots=True)

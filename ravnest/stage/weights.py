@@ -1,6 +1,7 @@
 """Weight versions of one stage: a backward pass uses the weights of its forward pass.
 
-Forward passes run on aliases of the parameters (same storage, separate autograd leaves). An update
+Forward passes run on aliases of the parameters (same storage, separate autograd leaves), whose
+gradients go to the parameters. An update
 while some forward pass still awaits its backward pass first moves the parameters to fresh
 storage, so the old version stays whole for as long as it is referenced and not a moment longer
 (weight stashing, PipeDream; here copy-on-write). Without microbatches in flight nothing is copied.
@@ -8,7 +9,7 @@ storage, so the old version stays whole for as long as it is referenced and not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -57,20 +58,7 @@ class WeightVersions:
         return self._current
 
     def release(self, version: WeightVersion) -> None:
-        """Adds the gradients of a backward pass to the parameters' and drops the reference.
-
-        Gradients add up as a plain sum in the order of the backward passes, which is the order and
-        the arithmetic of one process calling `backward` repeatedly.
-        """
-        for name, tensor in version.tensors.items():
-            if tensor.grad is None:
-                continue
-            parameter = self._parameters[name]
-            if parameter.grad is None:
-                parameter.grad = tensor.grad
-            else:
-                parameter.grad += tensor.grad
-            tensor.grad = None
+        """Drops the reference of a forward pass whose backward pass is done."""
         version.references -= 1
         if version is not self._current and version.references == 0:
             self._num_stashed -= 1
@@ -133,7 +121,29 @@ class WeightVersions:
     def _aliases(self) -> dict[str, torch.Tensor]:
         # `.data`, not `.detach()`: an alias that shared the parameter's version counter would count
         # the optimizer's writes into fresh storage as writes into the stashed weights.
-        return {
-            name: parameter.data.requires_grad_(parameter.requires_grad)
-            for name, parameter in self._parameters.items()
-        }
+        aliases: dict[str, torch.Tensor] = {}
+        for name, parameter in self._parameters.items():
+            alias = aliases[name] = parameter.data.requires_grad_(parameter.requires_grad)
+            if alias.requires_grad:
+                hook = _gathering(parameter)
+                alias.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        return aliases
+
+
+def _gathering(parameter: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
+    """Moves an alias's gradient to the parameter as soon as a backward pass has it.
+
+    So no second set of gradients builds up during the pass. Gradients add up as a plain sum in
+    the order of the backward passes, which is the order and the arithmetic of one process calling
+    `backward` repeatedly.
+    """
+
+    def gather(alias: torch.Tensor) -> None:
+        gradient, alias.grad = alias.grad, None
+        assert gradient is not None, "the hook runs when there is one"
+        if parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            parameter.grad += gradient
+
+    return gather

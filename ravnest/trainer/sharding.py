@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from ravnest.errors import ConfigError, TrainingError
 from ravnest.node.batches import CurrentBatch
-
-
-def owner_of_batch(index: int, num_clusters: int) -> int:
-    """The cluster that trains on a batch: batches are dealt out in turn."""
-    return index % num_clusters
 
 
 class ShardedLoader:
@@ -25,17 +21,19 @@ class ShardedLoader:
     Args:
         loader: a DataLoader or any iterable of batches that starts afresh with each `iter`.
         cluster_id: whose share.
-        num_clusters: over how many clusters the batches are dealt out; 1 for all batches.
+        dealing: batch i is cluster `dealing[i % len(dealing)]`'s; by default all are cluster 0's.
     """
 
-    def __init__(self, loader: Iterable[Any], cluster_id: int = 0, num_clusters: int = 1) -> None:
-        if not 0 <= cluster_id < num_clusters:
+    def __init__(
+        self, loader: Iterable[Any], cluster_id: int = 0, dealing: Sequence[int] = (0,)
+    ) -> None:
+        if cluster_id not in dealing:
             raise ConfigError(
-                f"cluster_id={cluster_id} is not possible; expected 0 .. {num_clusters - 1}"
+                f"cluster_id={cluster_id} is not possible; expected one of {sorted(set(dealing))}"
             )
         self._loader = loader
         self._cluster_id = cluster_id
-        self._num_clusters = num_clusters
+        self._dealing = tuple(dealing)
         self._current: CurrentBatch | None = None
         self._taken = False
         self._read_to_end = True
@@ -53,7 +51,9 @@ class ShardedLoader:
 
     def __len__(self) -> int:
         total = len(self._loader)  # type: ignore[arg-type]
-        return len(range(self._cluster_id, total, self._num_clusters))
+        passes, rest = divmod(total, len(self._dealing))
+        own = self._dealing.count(self._cluster_id)
+        return passes * own + self._dealing[:rest].count(self._cluster_id)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -75,15 +75,15 @@ class ShardedLoader:
         return self._current
 
     def _numbered(self) -> Iterator[tuple[int, Any]]:
-        if self._num_clusters > 1 and _can_skip_unloaded(self._loader):
+        if len(self._dealing) > 1 and _can_skip_unloaded(self._loader):
             yield from self._numbered_by_sampler(self._loader)
             return
         for index, batch in enumerate(self._loader):
-            if owner_of_batch(index, self._num_clusters) == self._cluster_id:
+            if _is_own(index, self._cluster_id, self._dealing):
                 yield index, batch
 
     def _numbered_by_sampler(self, loader: Any) -> Iterator[tuple[int, Any]]:
-        sampler = _BatchesOfCluster(loader.batch_sampler, self._cluster_id, self._num_clusters)
+        sampler = _BatchesOfCluster(loader.batch_sampler, self._cluster_id, self._dealing)
         own: DataLoader[Any] = DataLoader(
             loader.dataset,
             batch_sampler=sampler,
@@ -96,15 +96,16 @@ class ShardedLoader:
             generator=loader.generator,
             prefetch_factor=loader.prefetch_factor,
         )
-        for number, batch in enumerate(own):
-            yield self._cluster_id + number * self._num_clusters, batch
+        numbers = (i for i in itertools.count() if _is_own(i, self._cluster_id, self._dealing))
+        for batch in own:
+            yield next(numbers), batch
 
 
 def shard_loader(loader: Iterable[Any], node: Any) -> ShardedLoader:
     """This node's cluster's share of a loader; the same on every node of the cluster.
 
-    Batch i goes to cluster i modulo the number of clusters. `Trainer` does this by itself to its
-    `train_loader` unless it is given `shard=False`.
+    Clusters take turns, faster ones more often if the plan knows that they are. `Trainer` does this
+    by itself to its `train_loader` unless it is given `shard=False`.
 
     Args:
         loader: yields the same batches in the same order on every node.
@@ -112,21 +113,25 @@ def shard_loader(loader: Iterable[Any], node: Any) -> ShardedLoader:
     """
     if isinstance(loader, ShardedLoader):
         return loader
-    return ShardedLoader(loader, node.plan.cluster_id, node.plan.num_clusters)
+    return ShardedLoader(loader, node.plan.cluster_id, node.plan.dealing)
 
 
 class _BatchesOfCluster:
     """A batch sampler that passes over the batches of other clusters without loading them."""
 
-    def __init__(self, sampler: Iterable[Any], cluster_id: int, num_clusters: int) -> None:
+    def __init__(self, sampler: Iterable[Any], cluster_id: int, dealing: Sequence[int]) -> None:
         self._sampler = sampler
         self._cluster_id = cluster_id
-        self._num_clusters = num_clusters
+        self._dealing = dealing
 
     def __iter__(self) -> Iterator[Any]:
         for index, batch in enumerate(self._sampler):
-            if owner_of_batch(index, self._num_clusters) == self._cluster_id:
+            if _is_own(index, self._cluster_id, self._dealing):
                 yield batch
+
+
+def _is_own(index: int, cluster_id: int, dealing: Sequence[int]) -> bool:
+    return dealing[index % len(dealing)] == cluster_id
 
 
 def _can_skip_unloaded(loader: Any) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from capture_chain import assert_same, even_cuts
@@ -23,7 +24,6 @@ from ravnest.capture.exporting import CapturedModel, capture_model
 from ravnest.capture.splitting import split
 from ravnest.capture.stage_file import GRAPH_FILE, WEIGHTS_FILE, write_stage
 from ravnest.errors import CaptureError
-from ravnest.planning import available
 from ravnest.planning.self_test import SelfTest, prepare_test
 
 Edit = Callable[[dict[str, Any]], None]
@@ -271,10 +271,10 @@ def test_a_model_without_values_is_skipped(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_model_larger_than_memory_is_skipped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:        2 kB\n")
-    monkeypatch.setattr(available, "_MEMINFO", tmp_path / "meminfo")
+    little = psutil.virtual_memory()._replace(available=2048)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: little)
     with caplog.at_level(logging.INFO, "ravnest"):
         assert prepare_test(build("mlp"), *call("mlp"), captured("mlp")) is None
     assert "of memory, 2.05 kB are free" in caplog.text

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.plan.model import NodeSpec
 from ravnest.planning.memory import MemoryModel
-from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, PlanningSettings
+from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, OptimizerCost, PlanningSettings
 from ravnest.planning.stages import StageTimes, cut_into_stages
 from ravnest.planning.table import cost_table
 from ravnest.stage.schedule import Schedule
@@ -97,7 +97,8 @@ def _cost(times: StageTimes, costs: GraphCosts, stage: tuple[int, int, int]) -> 
     node, nodes = times.nodes[index], times.nodes
     if needed > node.memory_bytes:
         return None
-    computing = sum(3 * costs.forward_flops[i] + 10 * costs.output_bytes[i] for i in inside)
+    computing = sum(3 * costs.forward_flops[i] + 60 * costs.output_bytes[i] for i in inside)
+    computing += 35 * sum(t.num_bytes for t in costs.stored if t.trainable and t.position in inside)
     sending = 0.0
     if index + 1 < len(nodes):
         rate = min(node.bandwidth_bps, nodes[index + 1].bandwidth_bps) / 8
@@ -114,7 +115,9 @@ def _cost(times: StageTimes, costs: GraphCosts, stage: tuple[int, int, int]) -> 
 def test_the_programme_finds_what_trying_everything_finds(
     costs: GraphCosts, nodes: list[NodeSpec], schedule: Schedule, is_averaged: bool
 ) -> None:
-    memory = MemoryModel(cost_table(costs), PlanningSettings(schedule, 1), is_averaged)
+    memory = MemoryModel(
+        cost_table(costs), PlanningSettings(schedule, OptimizerCost.of_states(1)), is_averaged
+    )
     times = StageTimes(memory, nodes)
     ranks = list(_every_rank(times, costs))
     found = cut_into_stages(times)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from ravnest.errors import ConfigError, TrainingError
+from ravnest.plan.dealing import deal
 from ravnest.trainer.sharding import ShardedLoader
 
 
@@ -20,10 +21,16 @@ def loader(count: int, *, shuffle: bool = False) -> DataLoader[Any]:
     return DataLoader(dataset, batch_size=4, shuffle=shuffle, generator=generator)
 
 
-@given(st.integers(0, 40), st.integers(1, 5), st.booleans(), st.booleans())
+@given(
+    st.integers(0, 40),
+    st.lists(st.floats(1, 9), min_size=1, max_size=5),
+    st.booleans(),
+    st.booleans(),
+)
 def test_shards_are_disjoint_and_complete(
-    count: int, clusters: int, shuffle: bool, plain: bool
+    count: int, rates: list[float], shuffle: bool, plain: bool
 ) -> None:
+    clusters, dealing = len(rates), deal(rates)
     shuffle = shuffle and count > 0
     whole = [batch[0].tolist() for batch in loader(count, shuffle=shuffle)]
     dealt: dict[int, list[int]] = {}
@@ -31,7 +38,7 @@ def test_shards_are_disjoint_and_complete(
         source: Any = loader(count, shuffle=shuffle)
         if plain:  # no sampler to look into: an iterable of batches
             source = list(source)
-        sharded = ShardedLoader(source, cluster, clusters)
+        sharded = ShardedLoader(source, cluster, dealing)
         batches = 0
         for batch in sharded:
             current = sharded.take()
@@ -44,7 +51,7 @@ def test_shards_are_disjoint_and_complete(
 
 
 def test_epochs_shuffle_alike_with_and_without_sharding() -> None:
-    plain, sharded = loader(32, shuffle=True), ShardedLoader(loader(32, shuffle=True), 1, 2)
+    plain, sharded = loader(32, shuffle=True), ShardedLoader(loader(32, shuffle=True), 1, (0, 1))
     for _ in range(3):
         whole = [batch[0].tolist() for batch in plain]
         assert [batch[0].tolist() for batch in sharded] == whole[1::2]
@@ -59,7 +66,7 @@ def test_batches_of_other_clusters_are_not_loaded() -> None:
             return super().__getitem__(index)
 
     data = DataLoader(Counting(torch.arange(40)), batch_size=4)
-    assert len(list(ShardedLoader(data, 0, 2))) == 5
+    assert len(list(ShardedLoader(data, 0, (0, 1)))) == 5
     assert Counting.loaded == 20
 
 
@@ -76,7 +83,7 @@ def test_a_batch_is_taken_once_and_only_while_it_is_current() -> None:
 
 
 def test_the_loader_shows_through() -> None:
-    sharded = ShardedLoader(loader(8), 0, 2)
+    sharded = ShardedLoader(loader(8), 0, (0, 1))
     assert sharded.batch_size == 4
     assert len(sharded.dataset) == 8
     with pytest.raises(AttributeError):
@@ -84,5 +91,7 @@ def test_the_loader_shows_through() -> None:
 
 
 def test_an_impossible_shard_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cluster_id=2 is not possible; expected 0 \.\. 1"):
-        ShardedLoader(loader(8), 2, 2)
+    with pytest.raises(
+        ConfigError, match=r"cluster_id=2 is not possible; expected one of \[0, 1\]"
+    ):
+        ShardedLoader(loader(8), 2, (0, 1))

@@ -1,0 +1,1 @@
+"""Predicted beside measured peak memory of real providers."""

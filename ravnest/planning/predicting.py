@@ -1,0 +1,323 @@
+"""What a plan promises, computed by the exact schedule and the true rings, as data of the plan."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ravnest.capture.costs import ParameterCost
+from ravnest.plan.model import NodeSpec, RingPlan
+from ravnest.plan.prediction import (
+    ClusterPrediction,
+    LinkPrediction,
+    PlannedRun,
+    Prediction,
+    StagePrediction,
+    Traffic,
+)
+from ravnest.planning.clusters import Formation
+from ravnest.planning.memory import MemoryModel
+from ravnest.planning.ordering import Cluster
+from ravnest.planning.pace import latency_of, work_factor
+from ravnest.planning.rings import owner_of
+from ravnest.planning.settings import (
+    BACKWARD_AND_FORWARD,
+    DEFAULT_FLOPS,
+    PlanningSettings,
+)
+from ravnest.planning.table import CostTable
+from ravnest.planning.timing import (
+    ExchangeTime,
+    LinkTime,
+    PipelineTime,
+    StageTime,
+    SteadyState,
+    bottleneck,
+    steady_state,
+)
+
+_BITS_PER_BYTE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """What of the model a prediction depends on.
+
+    Attributes:
+        stored: parameters and persistent buffers, in the model's order.
+        samples_per_microbatch: first dimension of the example.
+    """
+
+    table: CostTable
+    stored: tuple[ParameterCost, ...]
+    samples_per_microbatch: int
+
+
+def predict(
+    model: PlannedModel,
+    formation: Formation,
+    rings: Sequence[RingPlan],
+    settings: PlanningSettings,
+) -> Prediction:
+    """Memory, times, links and rates of formed clusters."""
+    memory = MemoryModel(model.table, settings, is_averaged=len(formation.clusters) > 1)
+    pipelines = [_Pipeline(model, memory, cluster) for cluster in formation.clusters]
+    averaging = _Averaging(model, formation, rings)
+    per_step_s = averaging.seconds / settings.steps_per_round
+    frequency, samples = settings.frequency, model.samples_per_microbatch
+    rates = [frequency * samples / max(each.step_s + per_step_s, 1e-9) for each in pipelines]
+    links = [link for each in pipelines for link in each.links(per_step_s)]
+    slowest_s = max(each.step_s for each in pipelines) + per_step_s
+    links += averaging.links(slowest_s * settings.steps_per_round)
+    return Prediction(
+        run=_run(settings, samples),
+        stages=tuple(stage for each in pipelines for stage in each.stages()),
+        links=tuple(sorted(links, key=lambda link: (link.source, link.target, link.traffic))),
+        clusters=tuple(each.cluster(i, samples) for i, each in enumerate(pipelines)),
+        averaging_s=averaging.seconds,
+        samples_per_s=sum(rates),
+        upper_bound_samples_per_s=formation.upper_bound * samples,
+        is_optimal=formation.is_optimal,
+        assumed=formation.assumed,
+        planned_samples_per_s=formation.rate * samples,
+    )
+
+
+def microbatch_seconds(prediction: Prediction, node_id: int) -> float:
+    """What a node takes per microbatch: the slower of computing and sending."""
+    computing = next(
+        stage.forward_s + stage.backward_s
+        for stage in prediction.stages
+        if stage.node_id == node_id
+    )
+    kinds = (Traffic.ACTIVATIONS, Traffic.GRADIENTS)
+    sent = [link for link in prediction.links if link.source == node_id and link.traffic in kinds]
+    return max(computing, sum(link.seconds for link in sent))
+
+
+def num_samples(example: Any) -> int:
+    """First dimension of the first tensor in nested example inputs; 1 where there is none."""
+    return next(_first_dimensions(example), 1)
+
+
+def _first_dimensions(value: Any) -> Iterator[int]:
+    if isinstance(value, torch.Tensor) and value.dim():
+        yield int(value.shape[0])
+    for each in value.values() if isinstance(value, Mapping) else ():
+        yield from _first_dimensions(each)
+    for each in value if isinstance(value, (tuple, list)) else ():
+        yield from _first_dimensions(each)
+
+
+def pipeline_time(
+    memory: MemoryModel, cluster: Cluster, exchanged: Mapping[tuple[int, int], int]
+) -> PipelineTime:
+    """The time model of a cluster.
+
+    Args:
+        exchanged: bytes per optimizer step between stages that use the same parameters.
+    """
+    table, settings = memory.table, memory.settings
+    cuts = np.searchsorted(table.positions, cluster.cutting.cuts).tolist()
+    nodes, size = cluster.nodes, len(cluster.nodes)
+    stages = []
+    for k, (start, end) in enumerate(itertools.pairwise(cuts)):
+        flops = nodes[k].flops or DEFAULT_FLOPS
+        work = float(table.work[end] - table.work[start])
+        total = work_factor(settings, size - k) * work / flops
+        forward = work / BACKWARD_AND_FORWARD / flops
+        trained = float(table.trained_bytes[end] - table.trained_bytes[start])
+        update = settings.optimizer.step_work_per_byte * trained / flops
+        stages.append(StageTime(forward, total - forward, update))
+    links = []
+    for k, boundary in enumerate(cuts[1:-1]):
+        rate = _rate(nodes[k], nodes[k + 1])
+        links.append(
+            LinkTime(
+                float(table.forward_bytes[boundary]) * settings.activation_ratio / rate,
+                float(table.backward_bytes[boundary]) * settings.gradient_ratio / rate,
+                latency_of(nodes[k]) + latency_of(nodes[k + 1]),
+            )
+        )
+    exchanges = tuple(
+        ExchangeTime(
+            owner,
+            holder,
+            num_bytes / _rate(nodes[owner], nodes[holder]),
+            latency_of(nodes[owner]) + latency_of(nodes[holder]),
+        )
+        for (owner, holder), num_bytes in exchanged.items()
+        if owner < holder
+    )
+    return PipelineTime(
+        settings.schedule, settings.frequency, tuple(stages), tuple(links), exchanges
+    )
+
+
+def _rate(one: NodeSpec, other: NodeSpec) -> float:
+    """Bytes per second between two nodes."""
+    return min(one.bandwidth_bps, other.bandwidth_bps) / _BITS_PER_BYTE
+
+
+def _run(settings: PlanningSettings, samples: int) -> PlannedRun:
+    return PlannedRun(
+        schedule=str(settings.schedule),
+        update_frequency=settings.frequency,
+        samples_per_microbatch=samples,
+        steps_per_round=settings.steps_per_round,
+        optimizer=settings.optimizer.name,
+        recompute=settings.recompute,
+        compression=settings.compression,
+    )
+
+
+class _Pipeline:
+    """One cluster, timed."""
+
+    def __init__(self, model: PlannedModel, memory: MemoryModel, cluster: Cluster) -> None:
+        self._memory, self._cluster = memory, cluster
+        self._exchanged = _exchanged_bytes(model.stored, cluster.cutting.cuts)
+        self._time = pipeline_time(memory, cluster, self._exchanged)
+        self._state: SteadyState = steady_state(self._time)
+
+    @property
+    def step_s(self) -> float:
+        return self._state.step_time_s
+
+    def stages(self) -> Iterator[StagePrediction]:
+        positions = self._memory.table.positions
+        cuts = np.searchsorted(positions, self._cluster.cutting.cuts).tolist()
+        size = len(self._cluster.nodes)
+        for k, (node, time) in enumerate(zip(self._cluster.nodes, self._time.stages, strict=True)):
+            yield StagePrediction(
+                node_id=node.node_id,
+                memory=self._memory.on(node).budget(cuts[k], cuts[k + 1], k, size),
+                forward_s=time.forward_s,
+                backward_s=time.backward_s,
+                update_s=time.update_s,
+                busy=self._state.busy[k],
+            )
+
+    def links(self, averaging_s: float) -> Iterator[LinkPrediction]:
+        """Its links; loads are shares of a step with its part of averaging."""
+        nodes, whole_s = self._cluster.nodes, max(self.step_s + averaging_s, 1e-9)
+        table, settings = self._memory.table, self._memory.settings
+        cuts = np.searchsorted(table.positions, self._cluster.cutting.cuts[1:-1]).tolist()
+        for k, (link, cut) in enumerate(zip(self._time.links, cuts, strict=True)):
+            ahead, back = nodes[k].node_id, nodes[k + 1].node_id
+            activations = round(int(table.forward_bytes[cut]) * settings.activation_ratio)
+            gradients = round(int(table.backward_bytes[cut]) * settings.gradient_ratio)
+            for source, target, traffic, num_bytes, seconds in (
+                (ahead, back, Traffic.ACTIVATIONS, activations, link.activation_s),
+                (back, ahead, Traffic.GRADIENTS, gradients, link.gradient_s),
+            ):
+                load = settings.frequency * seconds / whole_s
+                yield LinkPrediction(
+                    source, target, traffic, num_bytes, seconds, link.latency_s, load
+                )
+        for (k, other), num_bytes in self._exchanged.items():
+            seconds = num_bytes / _rate(nodes[k], nodes[other])
+            yield LinkPrediction(
+                source=nodes[k].node_id,
+                target=nodes[other].node_id,
+                traffic=Traffic.PARAMETERS,
+                num_bytes=num_bytes,
+                seconds=seconds,
+                latency_s=latency_of(nodes[k]) + latency_of(nodes[other]),
+                load=seconds / whole_s,
+            )
+
+    def cluster(self, cluster_id: int, samples: int) -> ClusterPrediction:
+        frequency = self._memory.settings.frequency
+        return ClusterPrediction(
+            cluster_id=cluster_id,
+            step_time_s=self.step_s,
+            samples_per_s=frequency * samples / max(self.step_s, 1e-9),
+            bubble=self._state.bubble,
+            bottleneck=self._bottleneck(),
+        )
+
+    def _bottleneck(self) -> str:
+        index, is_link = bottleneck(self._time)
+        node = self._cluster.nodes[index]
+        if not is_link:
+            time = self._time.stages[index]
+            seconds = time.forward_s + time.backward_s
+            return f"node {node.node_id} computing: {seconds:.3g} s per microbatch"
+        link, other = self._time.links[index], self._cluster.nodes[index + 1]
+        seconds = link.activation_s + link.gradient_s
+        slower = min(node, other, key=lambda each: (each.bandwidth_bps, each.node_id))
+        return (
+            f"link between node {node.node_id} and node {other.node_id}: {seconds:.3g} s per "
+            f"microbatch at the {slower.bandwidth_bps / 1e6:g} Mbps of node {slower.node_id}, "
+            f"and {link.latency_s:.3g} s of delay each way"
+        )
+
+
+def _exchanged_bytes(
+    stored: Sequence[ParameterCost], cuts: Sequence[int]
+) -> dict[tuple[int, int], int]:
+    """Bytes per optimizer step between stages that use the same parameters: gradients, values."""
+    sent: defaultdict[tuple[int, int], int] = defaultdict(int)
+    for tensor in stored:
+        if not tensor.trainable:
+            continue
+        owner = owner_of(tensor.position, cuts)
+        for holder in sorted({owner_of(use, cuts) for use in tensor.uses} - {owner}):
+            sent[holder, owner] += tensor.num_bytes
+            sent[owner, holder] += tensor.num_bytes
+    return dict(sorted(sent.items()))
+
+
+class _Averaging:
+    """A round over all rings at once, as a ring all-reduce moves 2 (C - 1) / C of the bytes."""
+
+    def __init__(
+        self, model: PlannedModel, formation: Formation, rings: Sequence[RingPlan]
+    ) -> None:
+        self._nodes = {node.node_id: node for c in formation.clusters for node in c.nodes}
+        self._bytes: dict[tuple[int, int], int] = {}
+        self.seconds = 0.0
+        number = len(formation.clusters)
+        if number == 1:
+            return
+        sizes = {tensor.name: tensor.num_bytes for tensor in model.stored}
+        sent_s: defaultdict[int, float] = defaultdict(float)
+        delays = 0.0
+        for ring in rings:
+            whole = sum(sizes[name] for name in (*ring.parameters, *ring.buffers))
+            num_bytes = round(2 * (number - 1) * whole / number)
+            pairs = list(zip(ring.members, (*ring.members[1:], ring.members[0]), strict=True))
+            slowest = min(self._rate(pair) for pair in pairs)
+            for pair in pairs:
+                self._bytes[pair] = self._bytes.get(pair, 0) + num_bytes
+                sent_s[pair[0]] += num_bytes / slowest  # the slowest link paces the whole ring
+            delays = max(delays, *(self._latency(pair) for pair in pairs))
+        # Headers and votes go around the ring too: C - 1 hops each, as in either half of the rest.
+        self.seconds = max(sent_s.values()) + 4 * (number - 1) * delays
+
+    def links(self, between_rounds_s: float) -> Iterator[LinkPrediction]:
+        """From every member to the next; loads are shares of the time between two rounds."""
+        for (source, target), num_bytes in self._bytes.items():
+            seconds = num_bytes / self._rate((source, target))
+            yield LinkPrediction(
+                source=source,
+                target=target,
+                traffic=Traffic.AVERAGING,
+                num_bytes=num_bytes,
+                seconds=seconds,
+                latency_s=self._latency((source, target)),
+                load=seconds / max(between_rounds_s, 1e-9),
+            )
+
+    def _rate(self, pair: tuple[int, int]) -> float:
+        return _rate(self._nodes[pair[0]], self._nodes[pair[1]])
+
+    def _latency(self, pair: tuple[int, int]) -> float:
+        return latency_of(self._nodes[pair[0]]) + latency_of(self._nodes[pair[1]])

@@ -1,0 +1,67 @@
+"""The planner's steady state and the simulated one, found in two ways, are the same."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from simulated_plans import Pipeline, pipelines
+
+from ravnest.planning.timing import ExchangeTime, LinkTime, PipelineTime, StageTime, steady_state
+from ravnest.simulate.settings import SimulationSettings
+from ravnest.simulate.simulator import simulate
+from ravnest.stage.schedule import Schedule
+
+SECONDS_PER_BYTE = 1e-6
+
+
+def timed(pipeline: Pipeline, exchanges: tuple[ExchangeTime, ...] = ()) -> PipelineTime:
+    """The same pipeline as the planner sees it."""
+    link = LinkTime(
+        pipeline.activation_bytes * SECONDS_PER_BYTE,
+        pipeline.gradient_bytes * SECONDS_PER_BYTE,
+        2 * pipeline.latency_s,
+    )
+    return PipelineTime(
+        pipeline.schedule,
+        pipeline.update_frequency,
+        tuple(StageTime(*each) for each in pipeline.cluster),
+        (link,) * (len(pipeline.cluster) - 1),
+        exchanges,
+    )
+
+
+@example(  # repeats every six steps, five of which are alike
+    Pipeline(
+        [(0.25, 0.64, 0.078), (0.031, 0.55, 0.187), *[(0.09, 0.446, 0.0)] * 4],
+        Schedule.ASYNC,
+        1,
+        164_731,
+        11_079,
+        0.2537,
+    )
+)
+@given(pipelines(6))
+def test_simulation_and_prediction_agree(pipeline: Pipeline) -> None:
+    predicted = steady_state(timed(pipeline))
+    # Long, because an asynchronous pipeline may repeat only every several steps.
+    result = simulate(pipeline.plan(), SimulationSettings(num_steps=150))
+    assert result.clusters[0].step_time_s == pytest.approx(predicted.step_time_s, rel=0.02)
+    busy = [node.utilisation for node in result.nodes]
+    assert busy == pytest.approx(list(predicted.busy), rel=0.03, abs=1e-6)
+
+
+@given(pipelines(4), st.data(), st.integers(1, 300_000))
+def test_they_agree_on_parameters_of_several_stages(
+    pipeline: Pipeline, data: st.DataObject, tied_bytes: int
+) -> None:
+    pairs = list(itertools.combinations(range(len(pipeline.cluster)), 2))
+    chosen = data.draw(st.lists(st.sampled_from(pairs), max_size=2, unique=True)) if pairs else []
+    seconds, latency_s = tied_bytes * SECONDS_PER_BYTE, 2 * pipeline.latency_s
+    exchanges = tuple(ExchangeTime(*pair, seconds, latency_s) for pair in chosen)
+    predicted = steady_state(timed(pipeline, exchanges))
+    plan = pipeline.plan(ties=[(0, *pair) for pair in chosen], tied_bytes=tied_bytes)
+    result = simulate(plan, SimulationSettings(num_steps=150))
+    assert result.clusters[0].step_time_s == pytest.approx(predicted.step_time_s, rel=0.02)
