@@ -35,6 +35,7 @@ from benchmarks.transport_far import (
     SERVICE,
     send_frame,
 )
+from ravnest.node.allocator import keep_freed_memory
 from ravnest.transport.grpc_options import grpc
 from ravnest.transport.grpc_transport import GrpcTransport
 from ravnest.transport.interface import PeerAddress
@@ -124,6 +125,7 @@ def main() -> int:
     """Runs the benchmark; 1 when a claim does not hold."""
     arguments = parse_arguments(__doc__ or "")
     torch.set_num_threads(1)
+    keep_freed_memory()
     repeats = 1 if arguments.quick else 9
     claims = []
     figures: dict[str, Any] = {"rates": {}}

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ravnest.node.allocator import keep_freed_memory
 from ravnest.transport.grpc_options import grpc
 from ravnest.transport.grpc_transport import GrpcTransport
 from ravnest.transport.interface import Message, PeerAddress
@@ -34,6 +35,7 @@ MAX_BYTES = 64 << 20
 def main(host: str, port: str, near_address: str) -> None:
     """Serves until the input ends."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     listener = socket.create_server((host, 0))
     echo = echo_server()
     echo_port = echo.add_insecure_port(f"{host}:0")

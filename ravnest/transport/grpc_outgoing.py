@@ -14,7 +14,7 @@ from ravnest.transport.envelope import farewell, parse_response, requests_of
 from ravnest.transport.grpc_options import grpc
 from ravnest.transport.interface import Message, TransportSettings
 from ravnest.transport.peers import PeerTable
-from ravnest.transport.window import SendWindow
+from ravnest.transport.window import Allowance, SendWindow
 
 _log = logging.getLogger(__name__)
 
@@ -60,9 +60,7 @@ class OutgoingLane:
         self._hello = hello
         self._open_stream = open_stream
         self._queue: queue.SimpleQueue[Message | bytes | _Last] = queue.SimpleQueue()
-        # Every window has room for one message: it follows the Hello without waiting for Welcome.
-        self._allowed = threading.Semaphore(1)
-        self._is_welcome = False
+        self._allowance = Allowance()
         self._is_cut = False
         self._has_said_all = False
         self._call: Call | None = None
@@ -84,23 +82,25 @@ class OutgoingLane:
 
     def welcomed(self, window: int) -> None:
         """The peer has accepted the lane; ProtocolError when it did before, or takes nothing."""
-        if self._is_welcome or window < 1:
-            raise ProtocolError(
-                f"node {self.peer} welcomes lane {self.lane!r} with a window of {window}"
-                + (" a second time" if self._is_welcome else "")
-            )
-        self._is_welcome = True
-        if window > 1:
-            self._allowed.release(window - 1)
+        what = f"node {self.peer} welcomes lane {self.lane!r} with a window of {window}"
+        if window < 1:
+            raise ProtocolError(what)
+        if not self._allowance.welcomed(window):
+            raise ProtocolError(f"{what} a second time")
 
     def credited(self, num_messages: int) -> None:
         """The peer has consumed messages; ProtocolError when it cannot have."""
         self._window.give(num_messages)
-        self._allowed.release(num_messages)
+        self._allowance.add(num_messages)
 
     def finish(self, failure: str | None = None) -> None:
         """Ends the stream after what is queued; `done` is set when the peer has it all."""
         self._queue.put(_Last(farewell(failure)))
+
+    def drain(self) -> None:
+        """As `finish`, but drops messages that would first need the peer to consume others."""
+        self._allowance.end()
+        self.finish()
 
     def cut(self) -> None:
         """Drops what is queued, ends the stream and joins its thread."""
@@ -110,6 +110,11 @@ class OutgoingLane:
         if self._writer is not None:
             self._writer.join()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the peer was there and its stream was opened."""
+        return self._call is not None
+
     def num_undelivered(self) -> int:
         """Messages, and perhaps the farewell, that gRPC has not taken."""
         return self._queue.qsize()
@@ -118,19 +123,19 @@ class OutgoingLane:
         self._is_cut = True
         self._queue.put(_Last(b""))
         # The writer may wait for credits that will never come.
-        self._allowed.release()
+        self._allowance.close()
 
     def _requests(self) -> Iterator[bytes]:
         self._writer = threading.current_thread()
         yield self._hello
         while True:
             item = self._queue.get()
-            if isinstance(item, Message):
-                self._allowed.acquire()
+            is_allowed = not isinstance(item, Message) or self._allowance.take()
             if self._is_cut:
                 return
             if isinstance(item, Message):
-                yield from requests_of(item)
+                if is_allowed:
+                    yield from requests_of(item)
             elif isinstance(item, bytes):
                 yield item
             else:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 
 from ravnest.errors import ConfigError, ProtocolError, TransportError
 from ravnest.transport.address import is_loopback, split_address, why_unreachable
-from ravnest.transport.allocator import keep_freed_chunks
 from ravnest.transport.envelope import CONTROL_LANE, hello
 from ravnest.transport.grpc_channel import PeerChannel
 from ravnest.transport.grpc_incoming import Reception
@@ -24,6 +23,8 @@ from ravnest.transport.peers import Lifecycle, PeerState, PeerTable
 
 _log = logging.getLogger(__name__)
 
+# How long a failure may be held back by messages that are on their way.
+DRAIN_S = 1.0
 # How long a farewell may take to a peer that is there, and to one that never was.
 FAREWELL_S = 3.0
 FAREWELL_TO_ABSENT_S = 0.5
@@ -92,7 +93,6 @@ class GrpcTransport(Transport):
 
     def start(self) -> None:
         self._peers.open()
-        keep_freed_chunks()
         reception = Reception(
             node_id=self.node_id,
             plan_sha256=self._plan_sha256,
@@ -131,6 +131,7 @@ class GrpcTransport(Transport):
             if self._peers.close() is not Lifecycle.OPEN:
                 return
             try:
+                self._drain()
                 self._say_farewell(reason)
                 self._release()
             except Exception:  # the process is failing already; its own cause must come through
@@ -191,8 +192,21 @@ class GrpcTransport(Transport):
         with self._lanes_lock:
             return list(self._lanes.values())
 
+    def _drain(self) -> None:
+        """Lets what was sent arrive before the news of a failure, if that does not take long."""
+        lanes = self._data_lanes()
+        for lane in lanes:
+            lane.drain()
+        deadline = time.monotonic() + DRAIN_S
+        for lane in lanes:
+            if lane.is_open and not self._peers.state(lane.peer).is_final:
+                lane.done.wait(max(0.0, deadline - time.monotonic()))
+
+    def _data_lanes(self) -> list[OutgoingLane]:
+        return [lane for lane in self._open_lanes() if lane.lane != CONTROL_LANE]
+
     def _deliver_rest(self) -> None:
-        lanes = [lane for lane in self._open_lanes() if lane.lane != CONTROL_LANE]
+        lanes = self._data_lanes()
         for lane in lanes:
             lane.finish()
         deadline = time.monotonic() + self._settings.timeout_s

@@ -50,6 +50,61 @@ class SendWindow:
                 self._peers.condition.notify_all()
 
 
+class Allowance:
+    """Messages that the writer of one lane may still write, as far as the peer has said.
+
+    One from the start: every window has room for it, so it follows the Hello without waiting.
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._left = 1
+        self._is_welcome = False
+        self._is_ending = False
+        self._is_over = False
+
+    def welcomed(self, window: int) -> bool:
+        """The peer takes that many; false when it has said so before."""
+        with self._condition:
+            if self._is_welcome:
+                return False
+            self._is_welcome = True
+            self._left += window - 1
+            self._condition.notify_all()
+            return True
+
+    def add(self, num_messages: int) -> None:
+        """The peer takes more."""
+        with self._condition:
+            self._left += num_messages
+            self._condition.notify_all()
+
+    def take(self) -> bool:
+        """Waits until one more may be written; false, from then on, when none may any more."""
+        with self._condition:
+            self._condition.wait_for(self._is_settled)
+            if self._is_over or not self._left:
+                self._is_over = True
+                return False
+            self._left -= 1
+            return True
+
+    def end(self) -> None:
+        """From now on only what the peer takes without consuming anything more."""
+        with self._condition:
+            self._is_ending = True
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """From now on nothing."""
+        with self._condition:
+            self._is_over = True
+            self._condition.notify_all()
+
+    def _is_settled(self) -> bool:
+        return self._is_over or self._left > 0 or (self._is_ending and self._is_welcome)
+
+
 class ReceiveWindow:
     """Gathers the credits of one lane, so that a stream of messages needs few of them.
 
