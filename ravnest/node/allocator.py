@@ -9,8 +9,8 @@ lie in the heap, with holes between them. Two settings replace that drift:
   0.75 GB where it is set once and for all; tensors and runtime take 1.14 and 0.70. But every large
   tensor then costs page faults, there two thirds more processor time, and so does every chunk
   that the transport receives: 2.5 processor seconds per GB instead of 1.7, both ends together.
-- `keep_freed_memory`, everywhere else: what glibc drifts to at most, but from the start, and the end
-  of the heap is not given back after every chunk. 1.45 processor seconds per GB.
+- `keep_freed_memory`, everywhere else: what glibc drifts to at most, but from the start; the end
+  of the heap is not given back after every chunk either. 1.45 processor seconds per GB.
 """
 
 from __future__ import annotations
