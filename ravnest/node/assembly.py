@@ -51,7 +51,6 @@ class NodeInputs:
         losses_path: where the leaf writes losses.
         validations_path: where the root writes the metric of validations.
         progress: where the root shows its progress.
-        window: messages the transport lets a sender be ahead.
         recompute: as `NodeOptions.recompute`.
     """
 
@@ -71,7 +70,6 @@ class NodeInputs:
     validations_path: Path
     trained: Path
     progress: TextIO
-    window: int
     recompute: bool
 
 
@@ -111,7 +109,7 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         recompute=inputs.recompute and position.max_in_flight > 1,
     )
     links = ClusterLinks(plan, transport, inputs.compression)
-    averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)
+    averager = Averager(plan.node_id, plan.rings, transport)
     # Batches this cluster gets, over those that each would get if all got as many.
     turns = (plan.dealing.count(plan.cluster_id) * plan.num_clusters, len(plan.dealing))
     rounds = RoundKeeper(averager, engine, inputs.settings, events, turns)

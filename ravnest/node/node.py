@@ -142,7 +142,6 @@ class Node:
                 validations_path=_per_cluster(chosen.val_filename, self._plan.cluster_id),
                 trained=chosen.trained,
                 progress=sys.stderr,
-                window=_window(self._plan),
                 recompute=chosen.recompute,
             )
             self._parts: NodeParts = assemble(inputs, self._transport, self._events)
