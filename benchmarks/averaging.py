@@ -2,9 +2,10 @@
 
 `python -m benchmarks.averaging [--json] [--quick]`. A round of Ravnest is the whole of it: headers,
 copy into the shadow, all-reduce, vote, copy into the live tensors; gloo's is one all-reduce of one
-flat tensor and the division. Both take turns in the same processes; a round takes as long as
-its slowest member, figures are medians, ratios medians of each pair's ratio. The bound of a ring of
-n members is 2 (n - 1) / n of the bytes at the rate of the link, headers of packets left out.
+flat tensor and the division; raw is the bytes of a ring between plain sockets, where nobody waits
+for anybody. They take turns in the same processes; a round takes as long as its slowest member,
+figures are medians, ratios medians of each pair's ratio. The bound of a ring of n members is
+2 (n - 1) / n of the bytes at the rate of the link, headers of packets left out.
 Links are emulated (`benchmarks.links`), which needs Linux and root; without it those figures and
 claims are left out, and the report says so. There is no figure for hivemind here.
 """
@@ -81,6 +82,7 @@ def over_links(figures: dict[str, Any], members: int, *, quick: bool) -> list[Cl
         case = replace(
             loopback_case(members, size * MB, 1 if quick else 5),
             addresses=[f"{network.address(i)}:8080" for i in range(members)],
+            raw=[f"{network.address(i)}:9002" for i in range(members)],
             store=f"{network.address(0)}:9001",
             devices=[network.device(i) for i in range(members)],
         )
@@ -97,6 +99,7 @@ def over_links(figures: dict[str, Any], members: int, *, quick: bool) -> list[Cl
         "bound_s": bound_s,
         "of_bound": bound_s / raw["ravnest_s"],
         "gloo_of_bound": bound_s / raw["gloo_s"],
+        "raw_of_bound": bound_s / raw["raw_s"],
         "fewer_bytes": fewer,
         **{codec.name.lower(): row for codec, row in rows.items()},
     }
@@ -116,17 +119,17 @@ def over_links(figures: dict[str, Any], members: int, *, quick: bool) -> list[Cl
 
 def loopback_case(members: int, num_bytes: int, repeats: int) -> Case:
     """Members on ports of this machine that are free now."""
-    *own, store = free_ports(members + 1)
-    addresses = [f"127.0.0.1:{port}" for port in own]
-    return Case(addresses, f"127.0.0.1:{store}", ["lo"] * members, num_bytes, repeats)
+    store, *own = [f"127.0.0.1:{port}" for port in free_ports(2 * members + 1)]
+    devices = ["lo"] * members
+    return Case(own[:members], own[members:], store, devices, num_bytes, repeats)
 
 
 def compare(case: Case, network: Network | None) -> dict[str, Any]:
-    """Seconds of both kinds of rounds, their ratio, bytes a member sent, and distinct results."""
+    """Seconds of all kinds of rounds, Ravnest's over gloo's, bytes sent, and distinct results."""
     reports = play(case, network)
     seconds = {
         kind: [max(each) for each in zip(*(r["seconds"][kind] for r in reports), strict=True)]
-        for kind in ("gloo", "ravnest")
+        for kind in ("raw", "gloo", "ravnest")
     }
     pairs = zip(seconds["ravnest"], seconds["gloo"], strict=True)
     return {
@@ -176,7 +179,8 @@ def show(figures: dict[str, Any]) -> None:
         print(f"100 Mbps, 40 ms, {name}: " + _beside(row["raw"]))
         print(
             f"  bound {row['bound_s']:.3f} s, of it {row['of_bound']:.3f}, gloo "
-            f"{row['gloo_of_bound']:.3f}; int8 {row['int8']['ravnest_s']:.3f} s"
+            f"{row['gloo_of_bound']:.3f}, raw TCP {row['raw_of_bound']:.3f}; "
+            f"int8 {row['int8']['ravnest_s']:.3f} s"
         )
 
 

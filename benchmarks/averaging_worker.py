@@ -1,4 +1,4 @@
-"""One member of `benchmarks.averaging`: rounds of Ravnest, and all-reduces of gloo, in turn.
+"""One member of `benchmarks.averaging`: rounds of Ravnest, gloo's all-reduce, raw TCP, in turn.
 
 `python -m benchmarks.averaging_worker CASE RANK`, the case as JSON; prints one JSON object.
 """
@@ -9,7 +9,9 @@ import gc
 import hashlib
 import json
 import os
+import socket
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -37,6 +39,7 @@ class Case:
 
     Attributes:
         addresses: of every member, for Ravnest.
+        raw: of every member, for plain sockets.
         store: `host:port` at the first member, where gloo's processes meet.
         devices: network device of every member.
         num_bytes: of fp32 values that are averaged.
@@ -47,12 +50,41 @@ class Case:
     """
 
     addresses: list[str]
+    raw: list[str]
     store: str
     devices: list[str]
     num_bytes: int
     repeats: int
     codec: str = Codec.RAW.name
     num_failing: int = 0
+
+
+class RawPipe:
+    """One TCP connection to the next member, and one from the member before."""
+
+    def __init__(self, addresses: list[str], rank: int) -> None:
+        hosts = [address.rsplit(":", 1) for address in addresses]
+        host, port = hosts[(rank + 1) % len(hosts)]
+        with socket.create_server((hosts[rank][0], int(hosts[rank][1]))) as listener:
+            dist.barrier()  # all listen
+            self._out = socket.create_connection((host, int(port)))
+            self._in, _ = listener.accept()
+        self._buffer = memoryview(bytearray(1 << 20))
+
+    def exchange(self, num_bytes: int) -> int:
+        """Sends and receives that many bytes at once; returns what was sent."""
+        sender = threading.Thread(target=self._out.sendall, args=(bytes(num_bytes),))
+        sender.start()
+        left = num_bytes
+        while left:
+            left -= self._in.recv_into(self._buffer[: min(left, self._buffer.nbytes)])
+        sender.join()
+        return num_bytes
+
+    def close(self) -> None:
+        """Ends both connections."""
+        self._out.close()
+        self._in.close()
 
 
 @dataclass
@@ -65,6 +97,7 @@ class Member:
     averager: Averager
     tensors: dict[str, torch.Tensor]
     flat: torch.Tensor
+    pipe: RawPipe
     round_id: int = 0
     figures: dict[str, Any] = field(default_factory=dict)
 
@@ -91,6 +124,11 @@ class Member:
         dist.all_reduce(self.flat)
         self.flat.div_(len(self.case.addresses))
         return 0
+
+    def raw(self) -> int:
+        """As many bytes as a ring sends, by plain sockets, waiting for nobody: the links' best."""
+        size = len(self.case.addresses)
+        return self.pipe.exchange(2 * (size - 1) * self.case.num_bytes // size)
 
 
 def shapes_of(num_bytes: int) -> list[int]:
@@ -123,13 +161,21 @@ def join(case: Case, rank: int) -> Member:
     averager = Averager(
         rank, rings if case.num_failing else rings[:1], transport, codec=Codec[case.codec]
     )
-    return Member(case, rank, transport, averager, tensors, torch.randn(case.num_bytes // 4))
+    return Member(
+        case,
+        rank,
+        transport,
+        averager,
+        tensors,
+        torch.randn(case.num_bytes // 4),
+        RawPipe(case.raw, rank),
+    )
 
 
 def time_rounds(member: Member) -> None:
-    """Seconds of every round, both kinds in turn, all members starting together."""
-    seconds: dict[str, list[float]] = {"gloo": [], "ravnest": []}
-    calls = {"gloo": member.gloo, "ravnest": member.average}
+    """Seconds of every round, all kinds in turn, all members starting together."""
+    calls = {"raw": member.raw, "gloo": member.gloo, "ravnest": member.average}
+    seconds: dict[str, list[float]] = {kind: [] for kind in calls}
     for repeat in range(_WARM_ROUNDS + member.case.repeats):
         for kind, call in calls.items():
             dist.barrier()
@@ -167,6 +213,7 @@ def main(case: Case, rank: int) -> dict[str, Any]:
         digest.update(member.tensors[name].numpy().data)
     member.figures["digest"] = digest.hexdigest()
     dist.barrier()
+    member.pipe.close()
     member.transport.close()
     dist.destroy_process_group()
     return member.figures
