@@ -54,7 +54,6 @@ class NodeInputs:
         losses_path: where the leaf writes losses.
         validations_path: where the root writes the metric of validations.
         progress: where the root shows its progress.
-        window: messages the transport lets a sender be ahead.
         recompute: as `NodeOptions.recompute`.
         autocast: as `NodeOptions.autocast`.
     """
@@ -75,7 +74,6 @@ class NodeInputs:
     validations_path: Path
     trained: Path
     progress: TextIO
-    window: int
     recompute: bool
     autocast: torch.dtype | None
 
@@ -118,7 +116,7 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         autocast=inputs.autocast,
     )
     links = ClusterLinks(plan, transport, inputs.compression)
-    averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)
+    averager = Averager(plan.node_id, plan.rings, transport)
     # Batches this cluster gets, over those that each would get if all got as many.
     turns = (plan.dealing.count(plan.cluster_id) * plan.num_clusters, len(plan.dealing))
     rounds = RoundKeeper(averager, engine, inputs.settings, events, turns)

@@ -15,7 +15,7 @@ import torch
 
 from ravnest.errors import RavnestError, TrainingError
 from ravnest.metrics.events import EventLog, EventName
-from ravnest.node.allocator import is_tight, return_freed_memory
+from ravnest.node.allocator import is_tight, keep_freed_memory, return_freed_memory
 from ravnest.node.assembly import NodeInputs, NodeParts, assemble
 from ravnest.node.loading import initial_state, load_node, parse_node_name
 from ravnest.node.logs import show_logs
@@ -123,6 +123,8 @@ class Node:
         wanted = is_tight(self._plan) if chosen.return_memory is None else chosen.return_memory
         if wanted and torch.device(device).type == "cpu":
             return_freed_memory()
+        else:
+            keep_freed_memory()
         show_logs(f"[c{self._plan.cluster_id}/s{self._plan.stage} {name}]")
         self._transport = chosen.transport or _grpc_transport(self._plan, chosen)
         self._transport.start()
@@ -151,7 +153,6 @@ class Node:
                 validations_path=_per_cluster(chosen.val_filename, self._plan.cluster_id),
                 trained=chosen.trained,
                 progress=sys.stderr,
-                window=_window(self._plan),
                 recompute=chosen.recompute,
                 autocast=chosen.autocast,
             )
