@@ -82,7 +82,8 @@ def clusterize(
         node_configs: the file that describes the nodes; default `<node_data>/node_configs.json`.
         num_clusters: full copies of the model to train side by side; every node that fits is then
             used. Default: what promises the most samples per second.
-        schedule: `1f1b`, `zb-h1`, `2bw` or `async`, as `Node(schedule=...)`; memory and time depend on it.
+        schedule: `1f1b`, `zb-h1`, `2bw` or `async`, as `Node(schedule=...)`; memory and time depend
+            on it.
         optimizer_states: tensors per parameter that the optimizer keeps: 2 for Adam, 1 for SGD with
             momentum, 0 for plain SGD. Used when `optimizer` is not given.
         optimizer: as for `Node`: a torch.optim class, or `f(params, **optimizer_params)`. It is

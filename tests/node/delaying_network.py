@@ -1,8 +1,8 @@
 """An in-memory network that holds messages back and reorders streams, by events alone.
 
 Messages of one stream (sender, receiver, lane) stay in order, as every transport keeps them;
-streams overtake each other at random. A message that is held back is let go when further ones are sent, or
-when every node waits for one: nothing depends on time.
+streams overtake each other at random. A message that is held back is let go when further ones are
+sent, or when every node waits for one: nothing depends on time.
 """
 
 from __future__ import annotations
