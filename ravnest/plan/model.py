@@ -12,7 +12,7 @@ from ravnest.plan.identity import Role
 from ravnest.plan.prediction import Prediction
 from ravnest.plan.text import describe
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
