@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ravnest.plan.model import NodeSpec
-from ravnest.planning.memory import MemoryModel
-from ravnest.planning.settings import PlanningSettings
-from ravnest.planning.table import CostTable
+from ravnest.planning.budget.memory import MemoryModel
+from ravnest.planning.inputs.settings import PlanningSettings
+from ravnest.planning.inputs.table import CostTable
 from ravnest.stage.schedule import Schedule
 
 PLAIN_NODES = 6

@@ -18,9 +18,16 @@ from ravnest.errors import ConfigError
 from ravnest.plan.files import write_plan
 from ravnest.plan.model import NodeSpec, Plan, Replica, StagePlan
 from ravnest.plan.prediction import Prediction
-from ravnest.planning.clusters import Formation, form_clusters
-from ravnest.planning.optimizer_states import OptimizerFactory, ask_optimizer
-from ravnest.planning.ordering import Cluster
+from ravnest.planning.budget.optimizer_states import OptimizerFactory, ask_optimizer
+from ravnest.planning.checking.self_test import prepare_test
+from ravnest.planning.clustering.clusters import Formation, form_clusters
+from ravnest.planning.inputs.settings import (
+    ACCELERATOR_BUILD_FOOTPRINT_BYTES,
+    RUNTIME_FOOTPRINT_BYTES,
+    PlanningSettings,
+    parse_settings,
+)
+from ravnest.planning.inputs.table import cost_table
 from ravnest.planning.overriding import nodes_to_plan_for, overridable
 from ravnest.planning.predicting import (
     PlannedModel,
@@ -29,15 +36,8 @@ from ravnest.planning.predicting import (
     predict,
 )
 from ravnest.planning.rings import form_rings, owner_of
-from ravnest.planning.self_test import prepare_test
-from ravnest.planning.settings import (
-    ACCELERATOR_BUILD_FOOTPRINT_BYTES,
-    RUNTIME_FOOTPRINT_BYTES,
-    PlanningSettings,
-    parse_settings,
-)
+from ravnest.planning.search.ordering import Cluster
 from ravnest.planning.streaming import StreamedWeights, weight_source, wholly_on_meta
-from ravnest.planning.table import cost_table
 from ravnest.planning.weights import Weights
 from ravnest.planning.writing import StageWriter
 

@@ -21,17 +21,17 @@ from ravnest.plan.prediction import (
     StagePrediction,
     Traffic,
 )
-from ravnest.planning.clusters import Formation
-from ravnest.planning.memory import MemoryModel
-from ravnest.planning.ordering import Cluster
-from ravnest.planning.pace import latency_of, work_factor
-from ravnest.planning.rings import owner_of
-from ravnest.planning.settings import (
+from ravnest.planning.budget.memory import MemoryModel
+from ravnest.planning.clustering.clusters import Formation
+from ravnest.planning.inputs.settings import (
     BACKWARD_AND_FORWARD,
     DEFAULT_FLOPS,
     PlanningSettings,
 )
-from ravnest.planning.table import CostTable
+from ravnest.planning.inputs.table import CostTable
+from ravnest.planning.rings import owner_of
+from ravnest.planning.search.ordering import Cluster
+from ravnest.planning.search.pace import latency_of, work_factor
 from ravnest.planning.timing import (
     ExchangeTime,
     LinkTime,

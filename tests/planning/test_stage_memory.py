@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.plan.model import NodeSpec
-from ravnest.planning.holdings import RING_BYTES
-from ravnest.planning.memory import MemoryModel
-from ravnest.planning.settings import (
+from ravnest.planning.budget.holdings import RING_BYTES
+from ravnest.planning.budget.memory import MemoryModel
+from ravnest.planning.inputs.settings import (
     ACCELERATOR_FOOTPRINT_BYTES,
     RUNTIME_FOOTPRINT_BYTES,
     OptimizerCost,
     PlanningSettings,
 )
-from ravnest.planning.table import cost_table
+from ravnest.planning.inputs.table import cost_table
 from ravnest.stage.schedule import Schedule
 
 ADAM = OptimizerCost("two states", 2.0)
