@@ -24,6 +24,7 @@ from ravnest.node.root import RootDriver
 from ravnest.node.settings import RunSettings, require_callable
 from ravnest.node.targets import Criterion, Metric
 from ravnest.plan.model import NodePlan
+from ravnest.stage.delays import DelayCompensation
 from ravnest.stage.schedule import Schedule
 from ravnest.stage.updating import OptimizerFactory, SchedulerFactory, UpdateSettings
 from ravnest.transport.grpc_transport import GrpcTransport
@@ -105,6 +106,7 @@ class Node:
             lr_scheduler,
             dict(lr_scheduler_params or {}),
             lr_step_on_epoch_change,
+            DelayCompensation.parse(chosen.delay_compensation),
         )
         codecs = parse_compression(compression)
         self._plan, stage = load_node(chosen.node_data, node_id, chosen.trusted_modules)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from ravnest.errors import ConfigError
+from ravnest.stage.compensating import Compensator
+from ravnest.stage.delays import DelayCompensation, compensation_of
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 SchedulerFactory = Callable[..., Any]
@@ -22,6 +24,8 @@ class UpdateSettings:
         optimizer: a torch.optim class, or `f(params, **optimizer_params)`.
         lr_scheduler: likewise `f(optimizer, **lr_scheduler_params)`.
         lr_step_on_epoch_change: step the scheduler once per epoch, else once per optimizer step.
+        compensation: what to do about late gradients.
+        delay: how late they are, in steps.
     """
 
     optimizer: OptimizerFactory | None = None
@@ -29,6 +33,8 @@ class UpdateSettings:
     lr_scheduler: SchedulerFactory | None = None
     lr_scheduler_params: Mapping[str, Any] = field(default_factory=dict)
     lr_step_on_epoch_change: bool = True
+    compensation: DelayCompensation = DelayCompensation.OFF
+    delay: float = 0.0
 
 
 class Updater:
@@ -39,6 +45,7 @@ class Updater:
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer | None = None
         self.scheduler: Any = None
+        self.compensator: Compensator | None = None
         if settings.optimizer is None or not trainable:
             return
         self.optimizer = settings.optimizer(trainable, **settings.optimizer_params)
@@ -48,6 +55,9 @@ class Updater:
                 "expected something with step() and zero_grad()",
                 hint="pass the class, torch.optim.Adam, or f(params, **optimizer_params)",
             )
+        found = compensation_of(settings.compensation, settings.delay, self.optimizer)
+        if found is not None:
+            self.compensator = Compensator(trainable, found)
         if settings.lr_scheduler is not None:
             self.set_scheduler(settings.lr_scheduler, settings.lr_scheduler_params)
 
@@ -65,7 +75,10 @@ class Updater:
         """One optimizer step from the gradients in place; they are cleared."""
         if self.optimizer is None:
             return
-        self.optimizer.step()
+        if self.compensator is None:
+            self.optimizer.step()
+        else:
+            self.compensator.step(self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)
         if self.scheduler is not None and not self._settings.lr_step_on_epoch_change:
             self.scheduler.step()
