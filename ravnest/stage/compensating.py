@@ -74,8 +74,8 @@ class Compensation:
 class Compensator:
     """Steps an optimizer and corrects what it did.
 
-    Keeps one tensor per parameter, in at least float32: a running average of small changes would
-    stand still in bfloat16. Parameters without a gradient are left alone, as optimizers leave them.
+    Keeps one tensor like each parameter, the average; computes in at least float32. Parameters
+    without a gradient are left alone, as optimizers leave them.
 
     Args:
         parameters: the ones that the optimizer steps.
@@ -116,7 +116,7 @@ class Compensator:
         self._counts[index] = count
         average = self._averages.get(index)
         if average is None:
-            self._averages[index] = change.clone()
+            self._averages[index] = change.to(self._parameters[index].dtype, copy=True)
             return change
         # The weight of the newest change in an average of `count` of them, all counted from the
         # first one on: 1, 1/2, 1/3, ... down to 1 - memory. So early steps are as long as later

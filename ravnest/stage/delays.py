@@ -13,8 +13,8 @@ from ravnest.stage.schedule import StagePosition
 
 logger = logging.getLogger(__name__)
 
-MEMORY = 0.95
-HORIZON = 3.0
+MEMORY = 0.98
+HORIZON = 4.0
 WARM_UP_STEPS = 60
 _NESTEROV = 0.99
 _ADAPTIVE = (torch.optim.Adam, torch.optim.AdamW)

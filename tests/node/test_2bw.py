@@ -51,7 +51,7 @@ def adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.01, eps=1e-4)
 
 
-ADAM: dict[str, Any] = {"optimizer": adam, "criterion": criterion}
+ADAM: dict[str, Any] = {"optimizer": adam, "criterion": criterion, "delay_compensation": None}
 
 
 def delayed(
@@ -170,6 +170,7 @@ def test_all_uses_of_a_parameter_have_the_same_delay(
         run,
         lambda n: tied.train(n, epochs=2),
         schedule="2bw",
+        delay_compensation=None,
         update_frequency=4,
         **tied.SETTINGS,
     )
