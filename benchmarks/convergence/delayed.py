@@ -86,10 +86,11 @@ def train(
     """
     losses = []
     for number, (x, y) in enumerate(microbatches):
+        value = x
         for stage in stages:
             stage.enter(number)
-            x = stage.module(x)
-        result = loss(x, y)
+            value = stage.module(value)
+        result = loss(value, y)
         result.backward()  # type: ignore[no-untyped-call]
         losses.append(result.item())
         for stage in stages:

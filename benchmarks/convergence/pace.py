@@ -11,12 +11,13 @@ from ravnest.stage.schedule import Schedule
 
 STAGE_S = (0.030, 0.050, 0.040)
 LINK_LATENCY_S = 0.050
-NUM_MICROBATCHES = 8
+NUM_MICROBATCHES = 3  # per step: what `2bw` chooses by itself for three stages
+OTHER_NUMBERS = (4, 8, 16)
 
 
-def step_time_s(schedule: Schedule) -> float:
-    """Seconds of an optimizer step of `NUM_MICROBATCHES` over three stages in the long run."""
+def step_time_s(schedule: Schedule, num_microbatches: int = NUM_MICROBATCHES) -> float:
+    """Seconds of an optimizer step of so many microbatches over three stages in the long run."""
     stages = tuple(StageTime(forward_s=each / 3, backward_s=each * 2 / 3) for each in STAGE_S)
     link = LinkTime(activation_s=0.0, gradient_s=0.0, latency_s=LINK_LATENCY_S)
     links = (link,) * (len(stages) - 1)
-    return steady_state(PipelineTime(schedule, NUM_MICROBATCHES, stages, links)).step_time_s
+    return steady_state(PipelineTime(schedule, num_microbatches, stages, links)).step_time_s

@@ -17,9 +17,9 @@ from ravnest.stage.schedule import Schedule, StagePosition
 from ravnest.stage.updating import UpdateSettings
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "sgd": (torch.optim.SGD, {"momentum": 0.9}),
-    "adam": (torch.optim.Adam, {}),
-    "adamw": (torch.optim.AdamW, {"weight_decay": 0.01}),
+    "sgd": (torch.optim.SGD, {"momentum": 0.9, "fused": True}),
+    "adam": (torch.optim.Adam, {"fused": True}),
+    "adamw": (torch.optim.AdamW, {"weight_decay": 0.01, "fused": True}),
 }
 WARM_UP_SHARE = 0.05
 LAST_RATE = 0.02

@@ -1,4 +1,4 @@
-"""The three tasks: images, text, and sorting; each as a sequence of blocks that stages are cut of."""
+"""The three tasks: images, text, and sorting; each a sequence of blocks to cut stages of."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def text() -> Task:
         batches,
         windows(tokens[split:], 512, torch.Generator().manual_seed(7)),
         lambda logits, y: functional.cross_entropy(logits.flatten(0, 1), y.flatten()),
-        num_steps=1500,
+        num_steps=2200,
         rates={"sgd": (0.025, 0.05, 0.1, 0.2), "adam": ADAM_HIGH, "adamw": ADAM_HIGH},
     )
 
@@ -147,7 +147,7 @@ def sorter() -> Task:
         batches,
         draw(512, torch.Generator().manual_seed(7)),
         loss,
-        num_steps=1200,
+        num_steps=1500,
         rates={"sgd": (0.03, 0.06, 0.12, 0.24), "adam": ADAM, "adamw": ADAM},
     )
 
@@ -188,7 +188,7 @@ def digits() -> Task:
         batches,
         (images[held_out], classes[held_out]),
         lambda logits, y: functional.cross_entropy(logits, y, label_smoothing=SMOOTHING),
-        num_steps=400,
+        num_steps=600,
         rates={"sgd": (0.01, 0.03, 0.1), "adam": ADAM, "adamw": ADAM},
     )
 

@@ -168,7 +168,7 @@ class PlanningSettings:
         return self.recompute and self.in_flight(index, num_stages) > 1
 
     def compensates(self, index: int, num_stages: int) -> bool:
-        """Whether a stage corrects the steps of its optimizer; one without a delay has no reason."""
+        """Whether a stage corrects the steps of its optimizer: only where gradients are late."""
         frequency = self.update_frequency or 1
         late = self.schedule.max_staleness(index, num_stages, frequency)
         return self.compensation.for_delay(late) is not None

@@ -88,6 +88,11 @@ class Compensator:
         self._counts: dict[int, int] = {}
         self._num_steps = 0
 
+    @property
+    def num_bytes(self) -> int:
+        """Kept between steps, beside what the optimizer keeps."""
+        return sum(average.nbytes for average in self._averages.values())
+
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """One step of `optimizer` from the gradients in place, corrected."""

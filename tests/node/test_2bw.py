@@ -170,7 +170,6 @@ def test_all_uses_of_a_parameter_have_the_same_delay(
         run,
         lambda n: tied.train(n, epochs=2),
         schedule="2bw",
-        delay_compensation=None,
         update_frequency=4,
         **tied.SETTINGS,
     )

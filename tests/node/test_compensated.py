@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def build() -> torch.nn.Sequential:
     torch.manual_seed(1)
     widths = (6, 10, 10, 10, 4)
     blocks: list[torch.nn.Module] = []
-    for inner, outer in zip(widths, widths[1:], strict=False):
+    for inner, outer in itertools.pairwise(widths):
         blocks += [torch.nn.Linear(inner, outer), torch.nn.Tanh()]
     return torch.nn.Sequential(*blocks)
 

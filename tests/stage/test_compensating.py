@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from typing import Any
 
@@ -29,7 +30,7 @@ class OwnSign(torch.optim.Optimizer):
         with torch.no_grad():
             for group in self.param_groups:
                 for parameter in group["params"]:
-                    parameter -= group["lr"] * parameter.grad.sign()
+                    parameter.sub_(group["lr"] * parameter.grad.sign())
 
 
 def steps_of(compensation: Compensation, gradients: list[float], lr: float = 1.0) -> list[float]:
@@ -68,7 +69,7 @@ def test_without_memory_the_weights_are_the_optimizers_path_extrapolated() -> No
     gradients = [0.4, -0.2, 0.7, 0.1, -0.5]
     path = steps_of(Compensation(0.0, horizon, 3.0), gradients)
     own = [weight + horizon * gradient for weight, gradient in zip(path, gradients, strict=True)]
-    moved = [later - earlier for earlier, later in zip(own, own[1:], strict=False)]
+    moved = [later - earlier for earlier, later in itertools.pairwise(own)]
     assert moved == pytest.approx([-gradient for gradient in gradients[1:]])
 
 
