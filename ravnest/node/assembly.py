@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,6 +34,7 @@ from ravnest.node.targets import (
 )
 from ravnest.node.tying import TiedParameters
 from ravnest.plan.model import NodePlan
+from ravnest.stage.delays import mean_delay
 from ravnest.stage.engine import LossFunction, StageEngine, StageState
 from ravnest.stage.program import Value
 from ravnest.stage.randomness import KeyedRandomness
@@ -110,7 +111,7 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         inputs.state,
         device=inputs.device,
         randomness=randomness,
-        settings=inputs.update,
+        settings=replace(inputs.update, delay=mean_delay(position)),
         recompute=inputs.recompute and position.max_ahead > 1,
         keeps_previous=position.schedule.delays(position.num_stages),
         autocast=inputs.autocast,

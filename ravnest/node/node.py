@@ -24,6 +24,7 @@ from ravnest.node.root import RootDriver
 from ravnest.node.settings import RunSettings, require_callable
 from ravnest.node.targets import Criterion, Metric
 from ravnest.plan.model import NodePlan
+from ravnest.stage.delays import DelayCompensation
 from ravnest.stage.schedule import Schedule
 from ravnest.stage.updating import OptimizerFactory, SchedulerFactory, UpdateSettings
 from ravnest.transport.grpc_transport import GrpcTransport
@@ -110,6 +111,7 @@ class Node:
             dict(lr_scheduler_params or {}),
             lr_step_on_epoch_change,
             chosen.param_groups,
+            DelayCompensation.parse(chosen.delay_compensation),
         )
         if chosen.autocast is torch.float16 and chosen.loss_scale is None:
             logger.warning(

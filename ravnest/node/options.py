@@ -28,6 +28,9 @@ class NodeOptions:
         num_microbatches: parts that each batch is split into along its first dimension, so that the
             stages work at the same time; the gradient stays that of the whole batch. None: 1, with
             "2bw" as many as give a step at least one per stage.
+        delay_compensation: what a stage does about gradients that are older than the weights they
+            update: "auto", None, or a name of `DelayCompensation`. Without a delay, as under
+            `1f1b`, none of them does anything.
         loss_reduction: how the criterion makes one number of a batch, "mean" or "sum". Default: its
             attribute `reduction` if it has one, else "mean".
         clip_grad_norm: scale the gradients of every optimizer step so that their norm over the
@@ -62,6 +65,7 @@ class NodeOptions:
     val_filename: Path = Path("val_accuracies.txt")
     schedule: str = "1f1b"
     num_microbatches: int | None = None
+    delay_compensation: str | None = "auto"
     loss_reduction: str | None = None
     clip_grad_norm: float | None = None
     clip_norm_type: float = 2.0

@@ -59,6 +59,7 @@ def clusterize(
     optimizer: OptimizerFactory | None = None,
     optimizer_params: Mapping[str, Any] | None = None,
     recompute: bool = False,
+    delay_compensation: str | None = "auto",
     update_frequency: int | None = None,
     reduce_factor: int | None = None,
     compression: bool | str = False,
@@ -90,6 +91,7 @@ def clusterize(
             asked what it keeps and needs, by a step on tensors without values.
         optimizer_params: keyword arguments for it.
         recompute: plan for `Node(recompute=True)`.
+        delay_compensation: as for `Node`; takes memory where a schedule has a delay.
         update_frequency: microbatches per optimizer step, `update_frequency` times
             `num_microbatches` of `Node`. None counts the memory that any would need at most, and
             predicts times for 8.
@@ -127,6 +129,7 @@ def clusterize(
         reduce_factor=reduce_factor,
         compression=compression,
         recompute=recompute,
+        delay_compensation=delay_compensation,
         runtime_bytes=_runtime_bytes(),
     )
     if not isinstance(self_test, bool):

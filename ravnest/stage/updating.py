@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from ravnest.errors import ConfigError, RavnestError, TrainingError
+from ravnest.stage.compensating import Compensator
+from ravnest.stage.delays import DelayCompensation, compensation_of
 from ravnest.stage.groups import Groups, grouped, unmatched
 from ravnest.stage.running_out import is_out_of_memory
 
@@ -27,6 +29,8 @@ class UpdateSettings:
         lr_scheduler: likewise `f(optimizer, **lr_scheduler_params)`.
         lr_step_on_epoch_change: step the scheduler once per epoch, else once per optimizer step.
         param_groups: options by pattern of a parameter's name, see `groups.grouped`.
+        compensation: what to do about late gradients.
+        delay: how late they are, in steps.
     """
 
     optimizer: OptimizerFactory | None = None
@@ -35,6 +39,8 @@ class UpdateSettings:
     lr_scheduler_params: Mapping[str, Any] = field(default_factory=dict)
     lr_step_on_epoch_change: bool = True
     param_groups: Groups = field(default_factory=dict)
+    compensation: DelayCompensation = DelayCompensation.OFF
+    delay: float = 0.0
 
 
 class Updater:
@@ -46,10 +52,11 @@ class Updater:
         self._settings = settings
         self.optimizer: torch.optim.Optimizer | None = None
         self.scheduler: Any = None
+        self.compensator: Compensator | None = None
         self._num_steps = 0
         self._names = tuple(parameters)
-        is_trained = any(parameter.requires_grad for parameter in parameters.values())
-        if settings.optimizer is None or not is_trained:
+        trainable = [parameter for parameter in parameters.values() if parameter.requires_grad]
+        if settings.optimizer is None or not trainable:
             return
         given = grouped(parameters, settings.param_groups)
         with _naming(f"optimizer={_name(settings.optimizer)} cannot be made", ConfigError):
@@ -66,6 +73,9 @@ class Updater:
                 "computes losses again by itself, which a stage of a model cannot",
                 hint="pass an optimizer whose step() takes nothing, such as torch.optim.AdamW",
             )
+        found = compensation_of(settings.compensation, settings.delay, self.optimizer)
+        if found is not None:
+            self.compensator = Compensator(trainable, found)
         if settings.lr_scheduler is not None:
             self.set_scheduler(settings.lr_scheduler, settings.lr_scheduler_params)
 
@@ -100,7 +110,10 @@ class Updater:
         if self.optimizer is None:
             return
         with _naming(f"the optimizer {_name(self.optimizer)} failed at step {self._num_steps}"):
-            self.optimizer.step()
+            if self.compensator is None:
+                self.optimizer.step()
+            else:
+                self.compensator.step(self.optimizer)
         self._num_steps += 1
         self.optimizer.zero_grad(set_to_none=True)
         if not self._settings.lr_step_on_epoch_change:

@@ -51,7 +51,7 @@ def adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.01, eps=1e-4)
 
 
-ADAM: dict[str, Any] = {"optimizer": adam, "criterion": criterion}
+ADAM: dict[str, Any] = {"optimizer": adam, "criterion": criterion, "delay_compensation": None}
 
 
 def delayed(
@@ -276,9 +276,9 @@ def test_a_gradient_of_the_wrong_age_is_an_error(tmp_path: Path) -> None:
             engine = node._parts.engine
             step = engine.step
 
-            def twice() -> None:
-                step()
-                step()
+            def twice(*, is_left_out: bool) -> None:
+                step(is_left_out=is_left_out)
+                step(is_left_out=is_left_out)
 
             engine.step = twice  # type: ignore[method-assign]
         train(node, 3)

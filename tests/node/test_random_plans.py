@@ -61,8 +61,8 @@ def held_to_its_bounds(node: Node) -> None:
     pipeline, engine = node._parts.pipeline, node._parts.engine
     position, step, forward = pipeline._position, engine.step, engine.forward
 
-    def stepping() -> None:
-        step()
+    def stepping(*, is_left_out: bool) -> None:
+        step(is_left_out=is_left_out)
         assert engine.weights.num_stashed <= position.schedule.stashed_versions(
             position.stage, position.num_stages, position.update_frequency
         )

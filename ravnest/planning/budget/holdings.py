@@ -73,6 +73,7 @@ class Holdings:
             "parameters": table.trained_bytes + table.fixed_bytes,
             "gradients": table.trained_bytes,
             "optimizer": _scaled(table.trained_bytes, optimizer.state_bytes)
+            + self.settings.averages(self.index, self.num_stages) * table.trained_bytes
             + optimizer.tensor_bytes * table.num_trained,
             "stashed": self.stashed * table.trained_bytes,
             "averaging": int(is_shadowed) * table.averaged_bytes,
@@ -148,8 +149,14 @@ class Holdings:
         return max(passing, whole) + self._passing * int(table.trained_bytes[-1])
 
     def _step_bytes(self, start: Ints, end: Ints) -> Ints:
+        trained: Ints = self.table.trained_bytes[end] - self.table.trained_bytes[start]
+        needed = self._optimizer_step_bytes(trained, start, end)
+        # The weights of before the step, which its changes are told by.
+        corrected = self.settings.compensates(self.index, self.num_stages)
+        return needed + trained if corrected else needed
+
+    def _optimizer_step_bytes(self, trained: Ints, start: Ints, end: Ints) -> Ints:
         table, optimizer = self.table, self.settings.optimizer
-        trained = table.trained_bytes[end] - table.trained_bytes[start]
         if self.on_accelerator:
             return _scaled(trained, optimizer.accelerator_step_bytes)
         if optimizer.joint_step_bytes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ravnest.errors import ConfigError
+from ravnest.stage.delays import DelayCompensation
 from ravnest.stage.schedule import Schedule
 from ravnest.wire.compression import float32_share, parse_compression
 
@@ -120,6 +121,7 @@ class PlanningSettings:
         activation_ratio: bytes on the wire per byte of an activation; 1 without compression.
         gradient_ratio: the same of a gradient.
         runtime_bytes: what a process on a CPU holds beside its stage.
+        compensation: what stages do about late gradients.
         assumed: in words, what nobody said.
         num_nodes: nodes there are, None where that is not known; no cluster has more stages.
     """
@@ -134,6 +136,7 @@ class PlanningSettings:
     activation_ratio: float = 1.0
     gradient_ratio: float = 1.0
     runtime_bytes: int = RUNTIME_FOOTPRINT_BYTES
+    compensation: DelayCompensation = DelayCompensation.OFF
     assumed: tuple[str, ...] = ()
     num_nodes: int | None = None
 
@@ -177,6 +180,17 @@ class PlanningSettings:
         """Microbatches whose inputs have gradients, and their weights not yet, at most."""
         return self.schedule.max_behind(index, self.update_frequency or num_stages)
 
+    def compensates(self, index: int, num_stages: int) -> bool:
+        """Whether a stage corrects the steps of its optimizer: only where gradients are late."""
+        frequency = self.update_frequency or 1
+        late = self.schedule.max_staleness(index, num_stages, frequency)
+        return self.compensation.for_delay(late) is not None
+
+    def averages(self, index: int, num_stages: int) -> int:
+        """Tensors that a stage keeps per parameter for that, besides what its optimizer keeps."""
+        found = self.compensation.for_delay(float(self.compensates(index, num_stages)))
+        return int(found is not None and found.keeps_average)
+
     def stashed(self, index: int, num_stages: int) -> int:
         """Older weight versions that stage `index` holds at most."""
         return self.schedule.stashed_versions(index, num_stages, self.update_frequency or 1)
@@ -196,6 +210,7 @@ def parse_settings(
     compression: Any,
     recompute: Any,
     runtime_bytes: int,
+    delay_compensation: Any = "auto",
 ) -> PlanningSettings:
     """The options of clusterize, checked; see there for what they mean.
 
@@ -232,6 +247,7 @@ def parse_settings(
         activation_ratio=float32_share(codecs.activation),
         gradient_ratio=float32_share(codecs.gradient),
         runtime_bytes=runtime_bytes,
+        compensation=DelayCompensation.parse(delay_compensation),
         assumed=tuple(assumed),
     )
 
