@@ -35,7 +35,8 @@ class DelayedStage:
         self.module = module
         self._position = position
         self._parameters = list(module.parameters())
-        self._updater = Updater(self._parameters, make_settings(mean_delay(position)))
+        named = dict(module.named_parameters())
+        self._updater = Updater(named, make_settings(mean_delay(position)))
         self._versions = {0: self._values()}
         self._num_steps = 0
 

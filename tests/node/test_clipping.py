@@ -199,6 +199,7 @@ def test_async_clips_by_what_is_known(nodes: int, frequency: int, tmp_path: Path
         schedule="async",
         update_frequency=frequency,
         clip_grad_norm=0.3,
+        delay_compensation=None,
         **{**SGD, "optimizer_params": {"lr": LR}},
     )
     norms, model = async_norms_and_weights(run, 0.3, frequency)

@@ -116,7 +116,7 @@ def settles(method: DelayCompensation, delay: int, curvature: float, optimizer: 
     """Whether a parabola's minimum is reached with gradients of `delay` steps ago."""
     weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
     settings = UpdateSettings(*optimizer, compensation=method, delay=float(delay))
-    updater = Updater([weight], settings)
+    updater = Updater({"weight": weight}, settings)
     old = deque([weight.item()] * (delay + 1), maxlen=delay + 1)
     for _ in range(6000):
         weight.grad = torch.tensor([curvature * old[0]], dtype=torch.float64)
@@ -141,7 +141,7 @@ def test_the_lead_is_stable_where_nothing_else_is(delay: int, curvature: float) 
 def test_an_optimizer_of_ones_own_is_extrapolated() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     settings = UpdateSettings(OwnSign, {"lr": 0.5}, compensation=DelayCompensation.AUTO, delay=2.0)
-    updater = Updater([weight], settings)
+    updater = Updater({"weight": weight}, settings)
     assert updater.compensator is not None
     rule = updater.compensator.compensation
     assert (rule.memory, rule.horizon, rule.replaces_momentum) == (0.0, 2.0, False)
@@ -156,7 +156,7 @@ def test_parameters_without_a_gradient_stay(dtype: torch.dtype) -> None:
     settings = UpdateSettings(
         torch.optim.Adam, {"lr": 0.1}, compensation=DelayCompensation.AUTO, delay=1.0
     )
-    updater = Updater([used, unused], settings)
+    updater = Updater({"used": used, "unused": unused}, settings)
     for _ in range(3):
         used.grad = torch.ones(3, dtype=dtype)
         updater.step()
