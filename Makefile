@@ -5,13 +5,19 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ZOO := $(VENV)-zoo
 
-.PHONY: demo test lint bench zoo docs clean
+.PHONY: demo test endurance lint bench zoo docs clean
 
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m examples.digits
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# What `make test` does in short: 1,000 random plans, 50 patterns of delays, 2,000 steps.
+endurance: $(READY)
+	OMP_NUM_THREADS=1 RAVNEST_DELAY_PATTERNS=50 RAVNEST_STEPS=2000 $(BIN)/python -m pytest --timeout 3600 \
+		--hypothesis-profile endurance tests/node/test_random_plans.py tests/node/test_repeated_runs.py \
+		tests/node/test_tied_order.py tests/stage/test_schedule.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from examples.digits.memory import peak_memory_bytes
 from examples.digits.model import LEARNING_RATE, SEED, DigitsCNN, load_data, loss_fn
 from ravnest import Node, Trainer, clusterize, set_seed
 
@@ -31,7 +32,7 @@ class TimedTrainer(Trainer):
 
 
 def main(name: str) -> None:
-    """Plans, or trains as one node."""
+    """Plans, or trains as one node, and writes its peak memory."""
     set_seed(SEED)
     if name == "plan":
         clusterize(DigitsCNN(), example_args=(torch.rand(64, 1, 8, 8),), num_clusters=1)
@@ -46,6 +47,7 @@ def main(name: str) -> None:
     )
     TimedTrainer(node=node, train_loader=train_loader, epochs=NUM_EPOCHS).train()
     node.close()
+    Path(f"{name}_peak.json").write_text(json.dumps(peak_memory_bytes()))
 
 
 if __name__ == "__main__":

@@ -103,6 +103,10 @@ class Network:
         """IPv4 address of a host."""
         return f"10.213.0.{host + 1}"
 
+    def device(self, host: int) -> str:
+        """Name of a host's only network device beside loopback."""
+        return f"rvn{os.getpid()}_{host}"
+
     def command(self, host: int, command: Sequence[str]) -> list[str]:
         """A command line that runs `command` in a host."""
         return ["ip", "netns", "exec", self._names[host], *command]
@@ -163,7 +167,7 @@ class Network:
 
     def _add_host(self, stack: ExitStack, host: int) -> int:
         """Makes the namespace and its device; returns the device's other end."""
-        name, device = self._names[host], f"rvn{os.getpid()}_{host}"
+        name, device = self._names[host], self.device(host)
         _ip("netns", "add", name)
         stack.callback(_ip, "netns", "delete", name)
         tun = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK)

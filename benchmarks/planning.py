@@ -25,15 +25,15 @@ from benchmarks.planning_pools import cnn, gpt, pool
 from benchmarks.report import Claim, finish, parse_arguments
 from ravnest.capture.costs import GraphCosts
 from ravnest.plan.model import NodeSpec
-from ravnest.planning.clusters import Formation, form_clusters
-from ravnest.planning.memory import MemoryModel
-from ravnest.planning.ordering import Cluster
-from ravnest.planning.pace import Pace, Traits
+from ravnest.planning.budget.memory import MemoryModel
+from ravnest.planning.clustering.clusters import Formation, form_clusters
+from ravnest.planning.inputs.settings import PlanningSettings
+from ravnest.planning.inputs.table import CostTable, cost_table
 from ravnest.planning.predicting import PlannedModel, pipeline_time, predict
 from ravnest.planning.rings import form_rings
-from ravnest.planning.settings import PlanningSettings
-from ravnest.planning.stages import StageTimes
-from ravnest.planning.table import CostTable, cost_table
+from ravnest.planning.search.ordering import Cluster
+from ravnest.planning.search.pace import Pace, Traits
+from ravnest.planning.search.stages import StageTimes
 from ravnest.planning.timing import steady_state
 
 MODELS: dict[str, GraphCosts] = {

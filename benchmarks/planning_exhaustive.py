@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ravnest.plan.model import NodeSpec
-from ravnest.planning.memory import MemoryModel
-from ravnest.planning.settings import PlanningSettings
-from ravnest.planning.table import CostTable
+from ravnest.planning.budget.memory import MemoryModel
+from ravnest.planning.inputs.settings import PlanningSettings
+from ravnest.planning.inputs.table import CostTable
+from ravnest.stage.schedule import Schedule
 
 PLAIN_NODES = 6
 _PLAIN_BOUNDARIES = 20
@@ -85,7 +86,7 @@ class _Trial:
         self._nodes, self._settings = nodes, settings
         self._memory = MemoryModel(table, settings, is_averaged=number > 1)
         self._last = table.last
-        self._is_flushed = str(settings.schedule) == "1f1b"
+        self._is_flushed = settings.schedule.is_flushed
         self._periods = settings.frequency - (1 if self._is_flushed else 0)
         work = table.work
         trained = table.trained_bytes.astype(float)
@@ -107,6 +108,11 @@ class _Trial:
         self._needs: dict[tuple[int, int], _Floats] = {}
 
     def _needed(self, index: int, size: int) -> _Floats:
+        if self._settings.schedule is Schedule.ZB_H1 and index:
+            # What a stage holds depends on all stages; the closed form assumes the most there are.
+            ahead = size - index
+            size = max(ahead + 1, min(self._last, len(self._nodes)))
+            index = size - ahead
         if (index, size) not in self._needs:
             start = np.arange(self._last + 1)[:, None]
             end = np.arange(self._last + 1)[None, :]
@@ -123,7 +129,7 @@ class _Trial:
     def every_order(self) -> dict[int, float]:
         """Step time per subset, by every order and every combination of cuts."""
         best: dict[int, float] = {}
-        for size in range(1, len(self._nodes) + 1):
+        for size in range(1, min(len(self._nodes), self._settings.most_stages) + 1):
             inner = list(itertools.combinations(range(1, self._last), size - 1))
             if not inner:
                 continue
@@ -159,7 +165,7 @@ class _Trial:
         suffixes: dict[tuple[int, int], _Points] = {
             (0, -1): (np.array([self._last]), np.zeros(1), np.zeros(1))
         }
-        for size in range(1, len(self._nodes) + 1):
+        for size in range(1, min(len(self._nodes), self._settings.most_stages) + 1):
             longer: dict[tuple[int, int], list[_Points]] = {}
             for (mask, first), points in suffixes.items():
                 for node in range(len(self._nodes)):

@@ -32,7 +32,7 @@ from benchmarks.report import Claim, finish, parse_arguments
 from ravnest import clusterize
 from ravnest.capture.exporting import capture_model
 from ravnest.plan.model import Plan
-from ravnest.planning.table import cost_table
+from ravnest.planning.inputs.table import cost_table
 from ravnest.simulate.simulator import simulate
 
 MAX_PREDICTION_ERROR = 0.15

@@ -176,7 +176,7 @@ def modelled(plan: Plan, gflops: float) -> float:
     stages = []
     for stage in prediction.stages:
         slower = planned[stage.node_id] / (SHARES[stage.node_id] * gflops * 1e9)
-        times = (stage.forward_s, stage.backward_s, stage.update_s)
+        times = (stage.forward_s, stage.backward_s, stage.update_s, stage.weight_s)
         stages.append(StageTime(*(slower * seconds for seconds in times)))
     sent = {(link.source, link.target, link.traffic): link for link in prediction.links}
     links = []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.waits import LEAVES, leaf, root, stem
 from examples.digits.model import BATCH_SIZE, DigitsCNN
 
 SEED = 0
@@ -29,6 +31,7 @@ class Workload:
         num_microbatches: per optimizer step.
         inputs, targets: one step's data, (samples, ...).
         loss: of one microbatch, to be divided by `num_microbatches`.
+        leaves: submodules that stay code, with the functions that build them.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Workload:
     inputs: torch.Tensor
     targets: torch.Tensor
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    leaves: Mapping[str, str] = field(default_factory=dict)
 
     def loader(self, num_steps: int) -> DataLoader:
         """`num_steps` times the same step, a batch per microbatch."""
@@ -134,4 +138,24 @@ def digits() -> Workload:
     )
 
 
-WORKLOADS = {"gpt": gpt, "digits": digits}
+def waits(num_microbatches: int) -> Workload:
+    """Three stages that wait."""
+    inputs = torch.ones(num_microbatches, 4)
+    return Workload(
+        name="waits",
+        build=lambda: torch.nn.Sequential(root(), stem(), leaf()),
+        stage_ends=(1, 2, 3),
+        num_microbatches=num_microbatches,
+        inputs=inputs,
+        targets=inputs,
+        loss=functional.mse_loss,
+        leaves=LEAVES,
+    )
+
+
+WAITS = {f"waits, {number} microbatches": number for number in (4, 8, 16)}
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "gpt": gpt,
+    "digits": digits,
+    **{name: functools.partial(waits, number) for name, number in WAITS.items()},
+}

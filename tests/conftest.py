@@ -15,8 +15,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
+
+hypothesis.settings.register_profile("endurance", max_examples=1000, deadline=None)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RELEASE_GRACE_S = 5.0

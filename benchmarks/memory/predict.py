@@ -17,10 +17,10 @@ from benchmarks.memory.cases import OPTIMIZERS, UPDATE_FREQUENCY, Case
 from benchmarks.memory.models import SUBJECTS
 from ravnest import clusterize
 from ravnest.capture.exporting import capture_model
-from ravnest.planning.memory import MemoryModel
-from ravnest.planning.optimizer_states import ask_optimizer
-from ravnest.planning.settings import PlanningSettings
-from ravnest.planning.table import cost_table
+from ravnest.planning.budget.memory import MemoryModel
+from ravnest.planning.budget.optimizer_states import ask_optimizer
+from ravnest.planning.inputs.settings import PlanningSettings
+from ravnest.planning.inputs.table import cost_table
 from ravnest.stage.schedule import Schedule
 
 

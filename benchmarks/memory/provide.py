@@ -16,21 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.memory.cases import NUM_STEPS, OPTIMIZERS, UPDATE_FREQUENCY, Case
 from benchmarks.memory.models import SUBJECTS, loss
-from examples.digits.memory import peak_memory_bytes as digits_peak
+from examples.digits.memory import peak_memory_bytes
 from ravnest import Node, Trainer
-
-
-def peak_memory_bytes() -> int:
-    """Largest resident set of this program.
-
-    Linux keeps `ru_maxrss` from before the program was started, when the process was a copy of its
-    parent; so there it is the field that starts anew.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return int(fields["VmHWM"].split()[0]) * 1024
-    return digits_peak()
 
 
 def provide(case: Case, name: str) -> dict[str, int]:

@@ -67,7 +67,7 @@ def exchange_headers(lane: RingLane, own: MemberHeader) -> list[MemberHeader]:
     )
     purpose = f"header of averaging round {own.round_id} in ring {lane.ring.ring_id}"
     frames = lane.gather(Frame(FrameKind.RING_HEADER, scalars=scalars), purpose=purpose)
-    return [_header_of(lane, frame, purpose) for frame in frames]
+    return [_header_of(lane, frame, rank, purpose) for rank, frame in enumerate(frames)]
 
 
 def find_problem(
@@ -96,15 +96,15 @@ def find_problem(
     return None
 
 
-def _header_of(lane: RingLane, frame: Frame, purpose: str) -> MemberHeader:
+def _header_of(lane: RingLane, frame: Frame, rank: int, purpose: str) -> MemberHeader:
     for name, types in _FIELDS.items():
         value = frame.scalars.get(name)
         if name not in frame.scalars or type(value) not in types:
             words = " or ".join(kind.__name__ for kind in types)
-            raise lane.fail(purpose, f"{name} {value!r}", f"{words}")
+            raise lane.fail(purpose, f"{name} {value!r}", f"{words}", origin=rank)
     num_samples = cast(int, frame.scalars["num_samples"])
     if num_samples < 0:
-        raise lane.fail(purpose, f"num_samples {num_samples}", "0 or more")
+        raise lane.fail(purpose, f"num_samples {num_samples}", "0 or more", origin=rank)
     return MemberHeader(
         round_id=cast(int, frame.scalars["round"]),
         num_samples=num_samples,
@@ -118,22 +118,25 @@ def _exchange_descriptions(lane: RingLane, own: Description) -> list[Description
     purpose = f"tensor descriptions of ring {lane.ring.ring_id}"
     text = torch.frombuffer(bytearray(_to_json(own)), dtype=torch.uint8)
     frame = Frame(FrameKind.RING_HEADER, tensors={"description": text}, scalars=lane.scalars())
-    return [_description_of(lane, got, purpose) for got in lane.gather(frame, purpose=purpose)]
+    gathered = lane.gather(frame, purpose=purpose)
+    return [_description_of(lane, got, rank, purpose) for rank, got in enumerate(gathered)]
 
 
-def _description_of(lane: RingLane, frame: Frame, purpose: str) -> Description:
+def _description_of(lane: RingLane, frame: Frame, rank: int, purpose: str) -> Description:
     text = frame.tensors.get("description")
     if text is None or text.dtype != torch.uint8 or text.dim() != 1:
-        raise lane.fail(purpose, "no description", "one uint8 tensor with JSON text")
+        raise lane.fail(purpose, "no description", "one uint8 tensor with JSON text", origin=rank)
     try:
         entries = json.loads(text.numpy().tobytes())
     except (ValueError, RecursionError) as error:
-        raise lane.fail(purpose, "text that is no JSON", "a list of pairs of strings") from error
+        raise lane.fail(
+            purpose, "text that is no JSON", "a list of pairs of strings", origin=rank
+        ) from error
     if not isinstance(entries, list) or not all(
         isinstance(entry, list) and len(entry) == 2 and all(isinstance(part, str) for part in entry)
         for entry in entries
     ):
-        raise lane.fail(purpose, "JSON of another form", "a list of pairs of strings")
+        raise lane.fail(purpose, "JSON of another form", "a list of pairs of strings", origin=rank)
     return dict(entries)
 
 

@@ -107,7 +107,7 @@ class RingAllReduce:
         return True
 
     def _receive(self, arrival: Arrival) -> Message | None:
-        """Takes in one chunk; returns what to pass on where that cannot be encoded anew."""
+        """Takes in one chunk; returns what to pass on, None where it has yet to be encoded."""
         chunk, values = arrival.chunk, self._values(arrival.chunk)
         message, frame = self._lane.receive(
             FrameKind.RING_CHUNK, purpose=self._purpose(chunk, arrival.phase)
@@ -115,8 +115,8 @@ class RingAllReduce:
         got = self._checked(frame, arrival, values)
         if arrival.phase is Phase.MEAN:
             values.copy_(got)
-            # Encoding a decoded chunk again might round it again: it is passed on as it came.
-            return message if self._is_lossy(chunk) else None
+            # Passed on as it came: encoding it again would take time, and might round it again.
+            return message if arrival.forward else None
         self._add(values, got)
         if not arrival.completes:
             return None

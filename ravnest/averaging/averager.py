@@ -14,10 +14,15 @@ from ravnest.averaging.round import RingRound, Share
 from ravnest.averaging.shadow import Shadow
 from ravnest.errors import AveragingError
 from ravnest.plan.model import RingMembership
-from ravnest.transport.interface import Transport, TransportSettings
+from ravnest.transport.interface import Transport
 from ravnest.wire.frame import Codec
 
 _log = logging.getLogger(__name__)
+
+CHUNK_BYTES = (2 << 20) - (4 << 10)
+"""What a transport sends in one piece together with its header; each piece has a price."""
+WINDOW = 8
+"""Together 16 MiB under way: what a link of 1 Gbps holds in an eighth of a second."""
 
 _NO_COMPANIONS: Mapping[str, Mapping[str, torch.Tensor]] = {}
 
@@ -79,9 +84,9 @@ class Averager:
         rings: Sequence[RingMembership],
         transport: Transport,
         *,
-        chunk_bytes: int = 1 << 20,
+        chunk_bytes: int = CHUNK_BYTES,
         codec: Codec = Codec.RAW,
-        window: int = TransportSettings().window,
+        window: int = WINDOW,
     ) -> None:
         if chunk_bytes < 1 or window < 1:
             raise AveragingError(

@@ -1,4 +1,4 @@
-"""The two neighbours of a ring member, and frames to and from them. Knows nothing of averaging."""
+"""Frames between the members of a ring, mostly neighbours. Knows nothing of averaging."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from ravnest.wire.frame import Codec, Frame, FrameKind, Scalar
 
 class RingLane:
     """Sends to the next member of a ring and receives from the one before; counts what it sends.
+
+    In a ring of few members small frames go straight to everybody: one link's delay instead of one
+    per member.
 
     Attributes:
         ring: the membership it serves.
@@ -27,8 +30,7 @@ class RingLane:
 
     def send(self, message: Message, *, purpose: str) -> None:
         """Hands a message for the next member to the transport; raises as `Transport.send`."""
-        self._transport.send(self._next, self._name, message, purpose=purpose)
-        self.num_sent_bytes += len(message.header) + message.num_bytes
+        self._send_to(self._next, message, purpose)
 
     def receive(self, kind: FrameKind, *, purpose: str) -> tuple[Message, Frame]:
         """The next message of the member before, raw and decoded.
@@ -37,21 +39,31 @@ class RingLane:
             ProtocolError: it cannot be decoded, or is of another kind.
             TransportError: as `Transport.receive`.
         """
-        message = self._transport.receive(self._previous, self._name, purpose=purpose)
-        frame = decode(message.header, memoryview(message.payload[0]))
-        if frame.kind is not kind:
-            raise ProtocolError(
-                f"{purpose}: node {self._previous} sent {frame.kind.name}, expected {kind.name}"
-            )
-        self.expect(frame, "ring", self.ring.ring_id, purpose=purpose)
-        return message, frame
+        return self._receive_from(self._previous, kind, purpose)
 
     def gather(self, own: Frame, *, purpose: str) -> list[Frame]:
-        """Passes small frames once around the ring: those of all members, by rank.
+        """Gives a small frame to all members and takes theirs: by rank.
 
-        Each member sends its own, then passes on what it receives; every send but the first comes
-        after a receive, so one credit is enough.
+        One credit per lane is enough: straight, a member sends one frame on each of its lanes;
+        around the ring every send but the first comes after a receive.
         """
+        if self.ring.is_direct:
+            return self._exchange(own, purpose)
+        return self._pass_around(own, purpose)
+
+    def _exchange(self, own: Frame, purpose: str) -> list[Frame]:
+        rank, size, members = self.ring.rank, self.ring.size, self.ring.members
+        message = message_of(own)
+        for shift in range(1, size):
+            self._send_to(members[(rank + shift) % size], message, purpose)
+        frames = {rank: own}
+        for shift in range(1, size):
+            origin = (rank - shift) % size
+            _, frames[origin] = self._receive_from(members[origin], own.kind, purpose)
+            self.expect(frames[origin], "rank", origin, purpose=purpose, origin=origin)
+        return [frames[member] for member in range(size)]
+
+    def _pass_around(self, own: Frame, purpose: str) -> list[Frame]:
         rank, size = self.ring.rank, self.ring.size
         frames = {rank: own}
         message = message_of(own)
@@ -67,17 +79,41 @@ class RingLane:
         """The scalars every small frame of this member carries, and more."""
         return {"ring": self.ring.ring_id, "rank": self.ring.rank, **more}
 
-    def expect(self, frame: Frame, name: str, value: Scalar, *, purpose: str) -> None:
-        """Raises ProtocolError unless a scalar of a frame has exactly this value."""
+    def expect(
+        self, frame: Frame, name: str, value: Scalar, *, purpose: str, origin: int | None = None
+    ) -> None:
+        """Raises ProtocolError unless a scalar of a frame has exactly this value.
+
+        Args:
+            origin: rank of a gathered frame; None: it is from the member before.
+        """
         got = frame.scalars.get(name)
         if type(got) is not type(value) or got != value:
-            raise ProtocolError(
-                f"{purpose}: node {self._previous} sent {name} {got!r}, expected {value!r}"
-            )
+            raise self.fail(purpose, f"{name} {got!r}", repr(value), origin=origin)
 
-    def fail(self, purpose: str, got: str, expected: str) -> ProtocolError:
-        """The error for something wrong from the member before."""
-        return ProtocolError(f"{purpose}: node {self._previous} sent {got}, expected {expected}")
+    def fail(
+        self, purpose: str, got: str, expected: str, *, origin: int | None = None
+    ) -> ProtocolError:
+        """The error for something wrong from another member; as `expect`."""
+        giver = self._previous
+        if origin is not None and self.ring.is_direct:
+            giver = self.ring.members[origin]
+        return ProtocolError(f"{purpose}: node {giver} sent {got}, expected {expected}")
+
+    def _send_to(self, node: int, message: Message, purpose: str) -> None:
+        self._transport.send(node, self._name, message, purpose=purpose)
+        self.num_sent_bytes += len(message.header) + message.num_bytes
+
+    def _receive_from(self, node: int, kind: FrameKind, purpose: str) -> tuple[Message, Frame]:
+        message = self._transport.receive(node, self._name, purpose=purpose)
+        frame = decode(message.header, memoryview(message.payload[0]))
+        if frame.kind is not kind:
+            raise ProtocolError(
+                f"{purpose}: node {node} sent {frame.kind.name}, expected {kind.name}"
+            )
+        origin = self.ring.members.index(node)
+        self.expect(frame, "ring", self.ring.ring_id, purpose=purpose, origin=origin)
+        return message, frame
 
 
 def message_of(frame: Frame, codec: Codec = Codec.RAW) -> Message:

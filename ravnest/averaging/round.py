@@ -133,14 +133,17 @@ class RingRound:
         reason = problem[:_MAX_REASON_LENGTH] if problem is not None else None
         scalars = lane.scalars(round=round_id, ok=problem is None, reason=reason)
         own = Frame(FrameKind.RING_VOTE, scalars=scalars)
-        for frame in lane.gather(own, purpose=purpose):
-            lane.expect(frame, "round", round_id, purpose=purpose)
+        for rank, frame in enumerate(lane.gather(own, purpose=purpose)):
+            lane.expect(frame, "round", round_id, purpose=purpose, origin=rank)
             ok, against = frame.scalars.get("ok"), frame.scalars.get("reason")
             if ok is True and against is None:
                 continue
             if ok is not False or not isinstance(against, str):
                 raise lane.fail(
-                    purpose, f"vote {ok!r} with reason {against!r}", "yes, or no and why"
+                    purpose,
+                    f"vote {ok!r} with reason {against!r}",
+                    "yes, or no and why",
+                    origin=rank,
                 )
             return against
         return None

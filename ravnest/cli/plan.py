@@ -40,6 +40,18 @@ def plan(
     svg: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Draw the plan into this file.")
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            allow_dash=True,
+            metavar="FILE.svg|-",
+            help="Draw who does what when, in the first steps of a simulated run; '-' prints it.",
+        ),
+    ] = None,
+    timeline_steps: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Optimizer steps of the timeline.")
+    ] = 2,
     memory: Annotated[
         bool, typer.Option("--memory", help="Show what the memory of each node is for.")
     ] = False,
@@ -65,12 +77,24 @@ def plan(
         )
     if svg is not None and not svg.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {svg.parent}", param_hint="--svg")
+    if timeline is not None:
+        _check_timeline(timeline, as_json=as_json)
     try:
         changes = parse_changes(what_if or [])
     except ConfigError as error:
         raise typer.BadParameter(str(error), param_hint="--what-if") from error
-    output = Output(as_json, svg, memory)
+    output = Output(as_json, svg, memory, timeline, timeline_steps)
     if script is not None:
         present_script(script, arguments or [], changes, output)
     elif node_data is not None:
         present_folder(node_data, output)
+
+
+def _check_timeline(path: Path, *, as_json: bool) -> None:
+    if str(path) == "-":
+        if as_json:
+            raise typer.BadParameter(
+                "stdout is for the JSON object; name a file", param_hint="--timeline"
+            )
+    elif not path.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.parent}", param_hint="--timeline")

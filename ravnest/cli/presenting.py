@@ -33,11 +33,15 @@ class Output:
         as_json: one JSON object on stdout, instead of text.
         svg: where to draw the plan, None for no picture.
         with_memory: also what each node's memory is for, in text.
+        timeline: where to draw the first steps of a run, "-" for text on stdout, None for nowhere.
+        timeline_steps: how many.
     """
 
     as_json: bool
     svg: Path | None
     with_memory: bool
+    timeline: Path | None = None
+    timeline_steps: int = 2
 
 
 def present_folder(node_data: Path, output: Output) -> None:
@@ -96,6 +100,8 @@ def _show(
         # What ended the script is said once, at the end.
         shown = [call for call in calls if call.plan is not ending or call.changed is not None]
         show_calls(open_console(), shown, changes, with_memory=output.with_memory)
+    if output.timeline is not None:
+        _show_timelines(calls, output.timeline, output.timeline_steps)
     sys.stdout.flush()
 
 
@@ -103,12 +109,41 @@ def _draw(calls: Sequence[Rehearsed], path: Path) -> None:
     """A picture per plan; of a what-if the changed one. Several get numbers in their names."""
     from ravnest.cli.rendering.picture import draw_plan
 
+    _write([draw_plan(each) for each in _plans(calls)], path)
+
+
+def _show_timelines(calls: Sequence[Rehearsed], path: Path, num_steps: int) -> None:
+    """The first steps of a simulated run of each plan, drawn or, to stdout or no SVG, as text."""
+    from ravnest.cli.rendering.picture.timeline import draw_timeline
+    from ravnest.cli.rendering.timeline_text import timeline_text
+    from ravnest.simulate.settings import SimulationSettings
+    from ravnest.simulate.simulator import simulate
+
+    shown = draw_timeline if path.suffix.lower() == ".svg" else timeline_text
+    made = []
+    for plan in _plans(calls):
+        # Further steps after those, so that a pipeline without a flush does not run empty in them.
+        depth = max(map(len, plan.clusters))
+        settings = SimulationSettings(num_steps=num_steps + depth, timeline=True)
+        made.append(shown(plan, simulate(plan, settings), num_steps))
+    if str(path) == "-":
+        sys.stdout.write("\n".join(made))
+        sys.stdout.flush()
+    else:
+        _write(made, path)
+
+
+def _plans(calls: Sequence[Rehearsed]) -> list[Plan]:
+    """The plan of every call that has one; of a what-if the changed one."""
     outcomes = [call.plan if call.changed is None else call.changed for call in calls]
-    plans = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
-    for number, each in enumerate(plans, start=1):
-        target = path if len(plans) == 1 else path.with_stem(f"{path.stem}-{number}")
+    return [outcome for outcome in outcomes if isinstance(outcome, Plan)]
+
+
+def _write(texts: Sequence[str], path: Path) -> None:
+    for number, text in enumerate(texts, start=1):
+        target = path if len(texts) == 1 else path.with_stem(f"{path.stem}-{number}")
         try:
-            target.write_text(draw_plan(each), encoding="utf-8")
+            target.write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error
 

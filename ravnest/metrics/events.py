@@ -22,11 +22,16 @@ _OWN_FIELDS = frozenset({"time", "node", "cluster", "stage", "event"})
 
 
 class EventName(StrEnum):
-    """Everything a run records; readers may rely on there being no other name."""
+    """Everything a run records; readers may rely on there being no other name.
+
+    STALENESS, once per epoch, is a histogram: `stale_<k>` microbatches had k optimizer steps
+    between the weights of their forward pass and those that their gradient was for.
+    """
 
     RUN_STARTED = "run_started"
     STEP = "step"
     EPOCH_ENDED = "epoch_ended"
+    STALENESS = "staleness"
     EVALUATION = "evaluation"
     AVERAGING_ROUND = "averaging_round"
     WAITED = "waited"

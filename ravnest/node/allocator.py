@@ -1,11 +1,16 @@
-"""Has the C library give freed tensors back to the system at once.
+"""Decides what the C library of a node's process does with freed memory; nobody else sets it.
 
 glibc maps large blocks apart from its heap, so that freeing them frees their pages, but raises the
 size from which it does so with every such block it frees, up to 32 MiB. From then on activations
-lie in the heap, with holes between them. Measured with ResNet-50 on a virtual machine, half a stage
-each: peaks of 1.43 and 0.86 GB, where tensors and runtime take 1.14 and 0.70. A threshold that is
-set once stays where it is: 1.20 and 0.75 GB. But every large tensor then costs page faults, there
-two thirds more processor time. So a node does it where the plan leaves no room for the holes.
+lie in the heap, with holes between them. Two settings replace that drift:
+
+- `return_freed_memory`, where the plan leaves no room for the holes. Measured with ResNet-50 on a
+  virtual machine, half a stage each: peaks of 1.43 and 0.86 GB where the threshold drifts, 1.20 and
+  0.75 GB where it is set once and for all; tensors and runtime take 1.14 and 0.70. But every large
+  tensor then costs page faults, there two thirds more processor time, and so does every chunk
+  that the transport receives: 2.5 processor seconds per GB instead of 1.7, both ends together.
+- `keep_freed_memory`, everywhere else: what glibc drifts to at most, but from the start; the end
+  of the heap is not given back after every chunk either. 1.45 processor seconds per GB.
 """
 
 from __future__ import annotations
@@ -16,10 +21,14 @@ import sys
 
 from ravnest.plan.model import NodePlan
 
-# Options of mallopt, as in malloc.h. The sizes are glibc's own at first: small enough that what is
-# left in the heap does not matter, large enough that small tensors never cost a system call.
-_MMAP_THRESHOLD = (-3, 128 << 10)
-_TRIM_THRESHOLD = (-1, 16 << 20)
+# Options of mallopt, as in malloc.h.
+_MMAP_THRESHOLD = -3
+_TRIM_THRESHOLD = -1
+# To return: glibc's own at first, small enough that what is left in the heap does not matter, and
+# large enough that small tensors never cost a system call.
+_RETURNING = {_MMAP_THRESHOLD: 128 << 10, _TRIM_THRESHOLD: 16 << 20}
+# To keep: the largest that glibc comes to by itself.
+_KEEPING = {_MMAP_THRESHOLD: 32 << 20, _TRIM_THRESHOLD: 64 << 20}
 _WITH_HOLES = 1.35
 """Peak over the plan's, at most seen, where the heap keeps what is freed."""
 
@@ -32,14 +41,23 @@ def is_tight(plan: NodePlan) -> bool:
 
 
 def return_freed_memory() -> bool:
-    """Fixes the threshold for this process; whether that was possible and wanted.
+    """Has freed tensors leave this process at once; whether that was possible and wanted.
 
     Nothing happens where the C library is another than glibc, or where the environment already
     sets its thresholds or another allocator.
     """
+    return _fix(_RETURNING)
+
+
+def keep_freed_memory() -> bool:
+    """Has freed memory be used again without asking the system; as `return_freed_memory`."""
+    return _fix(_KEEPING)
+
+
+def _fix(thresholds: dict[int, int]) -> bool:
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _OWN_SETTINGS):
         return False
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):
         return False
-    return all(library.mallopt(*option) for option in (_MMAP_THRESHOLD, _TRIM_THRESHOLD))
+    return all(library.mallopt(*option) for option in thresholds.items())

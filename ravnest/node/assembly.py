@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,10 +12,12 @@ import torch
 from ravnest.averaging.averager import Averager
 from ravnest.capture.stage_file import LoadedStage
 from ravnest.metrics.events import EventLog
+from ravnest.node.clipping import clipping_of
 from ravnest.node.evaluating import LeafEvaluation, StageEvaluator
 from ravnest.node.journal import NumberFile, RunJournal
 from ravnest.node.labels import label_source
 from ravnest.node.links import ClusterLinks
+from ravnest.node.memory import MemoryWatch
 from ravnest.node.microbatches import Rows
 from ravnest.node.pipeline import LossOfMicrobatch, StageParts, StagePipeline
 from ravnest.node.rounds import RoundKeeper
@@ -27,10 +29,12 @@ from ravnest.node.targets import (
     TargetFinder,
     accuracy,
     compute_loss,
+    naming_shapes,
     predictions_of,
 )
 from ravnest.node.tying import TiedParameters
 from ravnest.plan.model import NodePlan
+from ravnest.stage.delays import mean_delay
 from ravnest.stage.engine import LossFunction, StageEngine, StageState
 from ravnest.stage.program import Value
 from ravnest.stage.randomness import KeyedRandomness
@@ -51,8 +55,8 @@ class NodeInputs:
         losses_path: where the leaf writes losses.
         validations_path: where the root writes the metric of validations.
         progress: where the root shows its progress.
-        window: messages the transport lets a sender be ahead.
         recompute: as `NodeOptions.recompute`.
+        autocast: as `NodeOptions.autocast`.
     """
 
     plan: NodePlan
@@ -71,8 +75,8 @@ class NodeInputs:
     validations_path: Path
     trained: Path
     progress: TextIO
-    window: int
     recompute: bool
+    autocast: torch.dtype | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +111,13 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         inputs.state,
         device=inputs.device,
         randomness=randomness,
-        settings=inputs.update,
-        recompute=inputs.recompute and position.max_in_flight > 1,
+        settings=replace(inputs.update, delay=mean_delay(position)),
+        recompute=inputs.recompute and position.max_ahead > 1,
+        keeps_previous=position.schedule.delays(position.num_stages),
+        autocast=inputs.autocast,
     )
     links = ClusterLinks(plan, transport, inputs.compression)
-    averager = Averager(plan.node_id, plan.rings, transport, window=inputs.window)
+    averager = Averager(plan.node_id, plan.rings, transport)
     # Batches this cluster gets, over those that each would get if all got as many.
     turns = (plan.dealing.count(plan.cluster_id) * plan.num_clusters, len(plan.dealing))
     rounds = RoundKeeper(averager, engine, inputs.settings, events, turns)
@@ -123,7 +129,17 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         inputs.progress if plan.is_root else None,
     )
     pipeline = StagePipeline(
-        StageParts(engine, links, rounds, journal, position, tied), _loss_of(inputs, links)
+        StageParts(
+            engine,
+            links,
+            rounds,
+            journal,
+            position,
+            tied,
+            clipping_of(plan, inputs.settings, engine, links),
+            MemoryWatch(plan, inputs.device),
+        ),
+        _loss_of(inputs, links),
     )
     evaluator = StageEvaluator(
         engine,
@@ -161,7 +177,9 @@ def _loss_of(inputs: NodeInputs, links: ClusterLinks) -> LossOfMicrobatch | None
         share = Rows.of(frame).share if inputs.is_mean else 1.0
 
         def loss(outputs: Mapping[str, Value]) -> torch.Tensor:
-            found = compute_loss(inputs.criterion, predictions_of(outputs, structure), targets)
+            predictions = predictions_of(outputs, structure)
+            with naming_shapes(frame, predictions, targets):
+                found = compute_loss(inputs.criterion, predictions, targets)
             return found if share == 1.0 else found * share
 
         return loss

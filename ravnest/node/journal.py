@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import TextIO
 
@@ -49,6 +50,7 @@ class RunJournal:
         self._stream = stream
         self._progress = ProgressLine(stream)
         self._batches_per_epoch: int | None = None
+        self._staleness: Counter[int] = Counter()
 
     def expect(self, *, epochs: int, batches_per_epoch: int | None) -> None:
         """How long training will take, as far as the trainer knows."""
@@ -63,9 +65,18 @@ class RunJournal:
         """After the backward passes of a batch."""
         self._progress.batch_done(num_samples, loss=loss)
 
-    def step_made(self, step: int, loss: float) -> None:
-        """After an optimizer step; `loss` is the sum over its microbatches, like the gradient."""
-        self._events.emit(EventName.STEP, step=step, loss=loss)
+    def gradient_made(self, staleness: int) -> None:
+        """After a backward pass; `staleness` is in optimizer steps since its weights."""
+        self._staleness[staleness] += 1
+
+    def step_made(self, step: int, loss: float, gradient_norm: float | None = None) -> None:
+        """After an optimizer step; `loss` is the sum over its microbatches, like the gradient.
+
+        Args:
+            gradient_norm: of the whole model, before it was clipped; None when it is not known.
+        """
+        known = {} if gradient_norm is None else {"gradient_norm": gradient_norm}
+        self._events.emit(EventName.STEP, step=step, loss=loss, **known)
         if self._losses is not None:
             self._losses.append(loss)
 
@@ -86,6 +97,9 @@ class RunJournal:
     def epoch_ended(self, epoch: int, num_microbatches: int) -> None:
         """After the last step of an epoch and its averaging."""
         self._events.emit(EventName.EPOCH_ENDED, epoch=epoch, num_microbatches=num_microbatches)
+        counts = {f"stale_{age}": count for age, count in sorted(self._staleness.items())}
+        self._events.emit(EventName.STALENESS, epoch=epoch, **counts)
+        self._staleness.clear()
         self._progress.end_epoch()
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ BACKWARD = "backward"
 TARGETS = "targets"
 RESULTS = "results"
 TIED = "tied"
+NORM = "norm"
 
 
 class ClusterLinks:
@@ -22,6 +23,7 @@ class ClusterLinks:
     Activations and control frames run down the chain ("forward"), gradients up ("backward").
     Targets go straight from root to leaf, results of evaluation straight back. Gradients of a
     parameter that several stages use go straight to its owner, its values straight back ("tied").
+    Norms of gradients run up and down the chain beside everything else ("norm").
 
     Args:
         compression: of activations and gradients; everything else travels unchanged.
@@ -87,13 +89,17 @@ class ClusterLinks:
     def receive_tied(self, peer: int, kind: FrameKind, number: int) -> Frame:
         """Gradients of a holder's step, or the owner's values, of that number."""
         purpose = f"{kind.name.lower().replace('_', ' ')} number {number}"
-        frame = self._receive(peer, TIED, purpose)
-        if frame.kind is not kind or frame.weight_version != number:
-            raise ProtocolError(
-                f"node {peer} sent {frame.kind.name} number {frame.weight_version}, "
-                f"expected {purpose}"
-            )
-        return frame
+        return _numbered(peer, self._receive(peer, TIED, purpose), kind, number, purpose)
+
+    def send_norm(self, peer: int, frame: Frame) -> None:
+        """What a step's gradients amount to, to a neighbour."""
+        self._send(peer, NORM, frame, Codec.RAW)
+
+    def receive_norm(self, peer: int, step: int) -> Frame:
+        """What the gradients of that step amount to, from a neighbour."""
+        purpose = f"the norm of the gradients of step {step}"
+        frame = self._receive(peer, NORM, purpose)
+        return _numbered(peer, frame, FrameKind.GRADIENT_NORM, step, purpose)
 
     def _send(self, peer: int, lane: str, frame: Frame, codec: Codec) -> None:
         header, payload = encode(frame, codec)
@@ -109,6 +115,14 @@ def _peer(node_id: int | None) -> int:
     if node_id is None:
         raise AssertionError("this stage has no neighbour on that side")
     return node_id
+
+
+def _numbered(peer: int, frame: Frame, kind: FrameKind, number: int, purpose: str) -> Frame:
+    if frame.kind is not kind or frame.weight_version != number:
+        raise ProtocolError(
+            f"node {peer} sent {frame.kind.name} number {frame.weight_version}, expected {purpose}"
+        )
+    return frame
 
 
 def _unexpected(peer: int, frame: Frame, purpose: str) -> ProtocolError:

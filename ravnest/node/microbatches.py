@@ -92,8 +92,8 @@ def split_inputs(
         raise TrainingError(
             f"a batch cannot be split into num_microbatches={num_microbatches}: the model was "
             "captured for exactly the example's sizes",
-            hint="leave num_microbatches out, and use a loader of smaller batches with "
-            "update_frequency",
+            hint=f"make the loader's batches {num_microbatches} times as small, update_frequency "
+            f"{num_microbatches} times as high, and leave num_microbatches out",
         )
     total = len(inputs[next(iter(firsts))])
     per_sample = {name: dim for name, dim in firsts.items() if len(inputs[name]) == total}

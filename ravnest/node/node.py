@@ -15,7 +15,7 @@ import torch
 
 from ravnest.errors import RavnestError, TrainingError
 from ravnest.metrics.events import EventLog, EventName
-from ravnest.node.allocator import is_tight, return_freed_memory
+from ravnest.node.allocator import is_tight, keep_freed_memory, return_freed_memory
 from ravnest.node.assembly import NodeInputs, NodeParts, assemble
 from ravnest.node.loading import initial_state, load_node, parse_node_name
 from ravnest.node.logs import show_logs
@@ -24,6 +24,7 @@ from ravnest.node.root import RootDriver
 from ravnest.node.settings import RunSettings, require_callable
 from ravnest.node.targets import Criterion, Metric
 from ravnest.plan.model import NodePlan
+from ravnest.stage.delays import DelayCompensation
 from ravnest.stage.schedule import Schedule
 from ravnest.stage.updating import OptimizerFactory, SchedulerFactory, UpdateSettings
 from ravnest.transport.grpc_transport import GrpcTransport
@@ -98,6 +99,10 @@ class Node:
             reduce_factor,
             average_optim,
             chosen.num_microbatches,
+            chosen.clip_grad_norm,
+            chosen.clip_norm_type,
+            repr({pattern: dict(options) for pattern, options in chosen.param_groups.items()}),
+            chosen.loss_scale,
         )
         update = UpdateSettings(
             optimizer,
@@ -105,13 +110,23 @@ class Node:
             lr_scheduler,
             dict(lr_scheduler_params or {}),
             lr_step_on_epoch_change,
+            chosen.param_groups,
+            DelayCompensation.parse(chosen.delay_compensation),
         )
-        self._num_microbatches = settings.num_microbatches
+        if chosen.autocast is torch.float16 and chosen.loss_scale is None:
+            logger.warning(
+                "autocast='fp16' without loss_scale: small gradients become zero, and parameters "
+                "behind them stop learning; pass loss_scale='dynamic'"
+            )
         codecs = parse_compression(compression)
         self._plan, stage = load_node(chosen.node_data, node_id, chosen.trusted_modules)
+        settings = settings.for_stages(self._plan.num_stages)
+        self._num_microbatches = settings.microbatches_per_batch
         wanted = is_tight(self._plan) if chosen.return_memory is None else chosen.return_memory
         if wanted and torch.device(device).type == "cpu":
             return_freed_memory()
+        else:
+            keep_freed_memory()
         show_logs(f"[c{self._plan.cluster_id}/s{self._plan.stage} {name}]")
         self._transport = chosen.transport or _grpc_transport(self._plan, chosen)
         self._transport.start()
@@ -140,8 +155,8 @@ class Node:
                 validations_path=_per_cluster(chosen.val_filename, self._plan.cluster_id),
                 trained=chosen.trained,
                 progress=sys.stderr,
-                window=_window(self._plan),
                 recompute=chosen.recompute,
+                autocast=chosen.autocast,
             )
             self._parts: NodeParts = assemble(inputs, self._transport, self._events)
             self._root = RootDriver(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ravnest.errors import ConfigError
+from ravnest.stage.groups import Groups, check_groups
+from ravnest.stage.precision import parse_autocast
 from ravnest.transport.interface import Transport
 
 
@@ -20,11 +24,26 @@ class NodeOptions:
         events: folder of the event log, `node_<id>.jsonl` in it.
         val_filename: the root writes one line per validation to it; the roots of clusters above 0
             add `_cluster_<c>` to the name.
-        schedule: "1f1b" (synchronous) or "async".
+        schedule: "1f1b" or "zb-h1" (synchronous), "async" or "2bw"; see `Schedule`.
         num_microbatches: parts that each batch is split into along its first dimension, so that the
-            stages work at the same time; the gradient stays that of the whole batch.
+            stages work at the same time; the gradient stays that of the whole batch. None: 1, with
+            "2bw" as many as give a step at least one per stage.
+        delay_compensation: what a stage does about gradients that are older than the weights they
+            update: "auto", None, or a name of `DelayCompensation`. Without a delay, as under
+            `1f1b`, none of them does anything.
         loss_reduction: how the criterion makes one number of a batch, "mean" or "sum". Default: its
             attribute `reduction` if it has one, else "mean".
+        clip_grad_norm: scale the gradients of every optimizer step so that their norm over the
+            whole model, all stages of the cluster together, is at most this; None to leave them.
+        clip_norm_type: of that norm: 2 for the Euclidean one, `float("inf")` for the largest
+            absolute value.
+        autocast: what this node computes in, as torch.autocast does: torch.bfloat16 or "bf16",
+            torch.float16 or "fp16", None for the weights' own precision. May differ from node to
+            node.
+        loss_scale: "dynamic" or a number: what losses are multiplied by, so that gradients in
+            float16 do not vanish; steps whose gradients overflow are left out on every stage.
+        param_groups: options of the optimizer for parameters by pattern of their name, such as
+            `{"*.bias": {"weight_decay": 0.0}}`; see `ravnest.stage.groups`.
         recompute: keep only a microbatch's inputs between its passes, and run its forward pass
             again before its backward pass: less memory, a third more computing. A stage that never
             has more than one microbatch in flight would save nothing, and keeps the pass.
@@ -45,8 +64,14 @@ class NodeOptions:
     events: Path = Path("events")
     val_filename: Path = Path("val_accuracies.txt")
     schedule: str = "1f1b"
-    num_microbatches: int = 1
+    num_microbatches: int | None = None
+    delay_compensation: str | None = "auto"
     loss_reduction: str | None = None
+    clip_grad_norm: float | None = None
+    clip_norm_type: float = 2.0
+    autocast: torch.dtype | None = None
+    loss_scale: str | float | None = None
+    param_groups: Groups = field(default_factory=dict)
     recompute: bool = False
     return_memory: bool | None = None
     seed: int | None = None
@@ -58,7 +83,7 @@ class NodeOptions:
     @classmethod
     def parse(cls, options: dict[str, Any]) -> NodeOptions:
         """Raises ConfigError for an unknown option or an impossible value."""
-        names = [field.name for field in fields(cls)]
+        names = [each.name for each in fields(cls)]
         unknown = sorted(set(options) - set(names))
         if unknown:
             raise ConfigError(
@@ -74,7 +99,8 @@ class NodeOptions:
                 f"trusted_modules={trusted!r} is not possible; expected a tuple of strings",
                 hint="write trusted_modules=('package.module:function',)",
             )
-        parsed = cls(**{**options, "trusted_modules": tuple(trusted)})
+        autocast = parse_autocast(options.get("autocast"))
+        parsed = cls(**{**options, "trusted_modules": tuple(trusted), "autocast": autocast})
         if parsed.loss_reduction not in (None, "mean", "sum"):
             raise ConfigError(
                 f"loss_reduction={parsed.loss_reduction!r} is unknown; expected 'mean' or 'sum'"
@@ -86,6 +112,7 @@ class NodeOptions:
                     f"{name}={getattr(parsed, name)!r} is not possible; "
                     f"expected {' or '.join(map(str, choices[-2:]))}"
                 )
+        check_groups(parsed.param_groups)
         timeout = parsed.timeout_s
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigError(f"timeout_s={timeout!r} is not possible; expected seconds above 0")

@@ -7,16 +7,21 @@ All of it runs in the thread that calls `Trainer.train`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from ravnest.errors import TrainingError
+from ravnest.node.clipping import GradientClipping
 from ravnest.node.journal import RunJournal
 from ravnest.node.links import ClusterLinks
+from ravnest.node.memory import MemoryWatch
 from ravnest.node.microbatches import Rows
 from ravnest.node.rounds import RoundKeeper
+from ravnest.node.targets import check_loss
 from ravnest.node.tying import TiedParameters
 from ravnest.plan.identity import MicrobatchId
 from ravnest.stage.engine import LossFunction, StageEngine
@@ -37,6 +42,8 @@ class StageParts:
     journal: RunJournal
     position: StagePosition
     tied: TiedParameters
+    clipping: GradientClipping | None
+    memory: MemoryWatch
 
 
 class StagePipeline:
@@ -54,10 +61,14 @@ class StagePipeline:
         self._journal = parts.journal
         self._position = parts.position
         self._tied = parts.tied
+        self._clipping = parts.clipping
+        self._memory = parts.memory
         self._loss_of = loss_of
         self._progress = Progress()
         self._losses: dict[MicrobatchId, float] = {}
         self._rows: dict[MicrobatchId, Rows] = {}
+        self._versions: dict[MicrobatchId, int] = {}
+        self._first_version = 0  # that the epoch began with
         self._batch_loss = 0.0
         self._step_loss: float | None = None
         self.epoch = 0
@@ -74,14 +85,22 @@ class StagePipeline:
         """Whether the epoch has had no microbatch yet."""
         return self._progress.forwards == 0
 
+    def unmatched_groups(self, patterns: Iterable[str]) -> list[str]:
+        """Patterns of parameter groups that match no name of this stage."""
+        return self._engine.updater.unmatched(patterns)
+
     def advance(self) -> None:
         """Does every action that comes before the next forward pass."""
         while (action := next_action(self._position, self._progress)) is not None:
             match action.kind:
                 case ActionKind.FORWARD:
                     return
-                case ActionKind.BACKWARD:
+                case ActionKind.BACKWARD | ActionKind.BACKWARD_INPUT:
                     self._backward(MicrobatchId(self.epoch, action.number))
+                case ActionKind.BACKWARD_WEIGHT:
+                    microbatch = MicrobatchId(self.epoch, action.number)
+                    with self._memory.during(f"the backward pass of microbatch {microbatch}"):
+                        self._engine.backward_weight(microbatch)
                 case ActionKind.STEP:
                     self._step()
             self._progress = self._progress.after(action)
@@ -97,13 +116,21 @@ class StagePipeline:
         assert microbatch == self.next_microbatch
         if self.is_idle:
             self._journal.epoch_began(self.epoch)
-        frame = self._tied.before_pass(frame)
+            self._first_version = self._engine.weights.number
+        version = self._first_version + self._position.version_of(microbatch.index)
+        self._versions[microbatch] = version
+        frame = self._tied.before_pass(frame, version)
+        if self._clipping is not None:
+            frame = self._clipping.before_pass(frame)
         self._rows[microbatch] = Rows.of(frame)
         results = self._compute(microbatch, frame, targets)
         if self._loss_of is None:
             self._links.send_forward(stage_frame(frame, self._own_copies(frame, results)))
         else:
-            self._losses[microbatch] = float(results.get("loss", 0.0))
+            loss = float(results.get("loss", 0.0))
+            if self._engine.loss_scale is None:  # else its step is left out
+                check_loss(loss, frame, self._engine.weights.number)
+            self._losses[microbatch] = loss
         self.num_forwards += 1
         self._progress = replace(self._progress, forwards=self._progress.forwards + 1)
 
@@ -114,9 +141,10 @@ class StagePipeline:
         if self._progress.forwards == 0:
             self._progress = Progress()
             return
+        self._engine.weights.forget_previous()
         self._engine.updater.end_epoch()
         self._rounds.after_epoch()
-        self._tied.mark_changed()
+        self._tied.mark_averaged()
         self._journal.epoch_ended(self.epoch, self._progress.forwards)
         self._progress = Progress()
         self.epoch += 1
@@ -125,7 +153,9 @@ class StagePipeline:
         if not self._rows[microbatch].num_samples:
             return {}
         loss_function = self._loss_of(frame, targets) if self._loss_of is not None else None
-        return self._engine.forward(microbatch, {**frame.scalars, **frame.tensors}, loss_function)
+        inputs, version = {**frame.scalars, **frame.tensors}, self._versions[microbatch]
+        with self._memory.during(f"the forward pass of microbatch {microbatch}"):
+            return self._engine.forward(microbatch, inputs, loss_function, version)
 
     def _own_copies(self, frame: Frame, results: Mapping[str, Value]) -> Mapping[str, Value]:
         """On the root, copies of inputs that pass through: the script may fill them anew."""
@@ -140,22 +170,25 @@ class StagePipeline:
         }
 
     def _backward(self, microbatch: MicrobatchId) -> None:
-        rows = self._rows.pop(microbatch)
+        rows, version = self._rows.pop(microbatch), self._versions.pop(microbatch)
         received = None if self._loss_of is not None else self._links.receive_gradient(microbatch)
         if received is None:
             loss = self._losses.pop(microbatch)
         else:
             loss = float(received.scalars["loss"] or 0.0)
+        self._check_version(microbatch, version, received)
         gradients: Mapping[str, torch.Tensor] = {}
         if rows.num_samples:
-            gradients = self._engine.backward(
-                microbatch, None if received is None else received.tensors
-            )
+            self._journal.gradient_made(self._engine.weights.number - version)
+            splits = self._position.splits_backward
+            compute = self._engine.backward_input if splits else self._engine.backward
+            with self._memory.during(f"the backward pass of microbatch {microbatch}"):
+                gradients = compute(microbatch, None if received is None else received.tensors)
         self._links.send_backward(
             Frame(
                 FrameKind.GRADIENT,
                 microbatch,
-                weight_version=self._engine.weights.number,
+                weight_version=version,
                 tensors=gradients,
                 scalars={"loss": loss},
             )
@@ -170,11 +203,35 @@ class StagePipeline:
 
     def _step(self) -> None:
         self._tied.before_step()
-        self._engine.step()
-        self._journal.step_made(self._engine.weights.number, self._step_loss or 0.0)
+        norm = None if self._clipping is None else self._clipping.before_step()
+        is_left_out = norm is not None and not math.isfinite(norm)
+        with self._memory.during(f"optimizer step {self._engine.weights.number}"):
+            self._engine.step(is_left_out=is_left_out)
+        self._journal.step_made(self._engine.weights.number, self._step_loss or 0.0, norm)
         self._step_loss = None
         self._rounds.after_step()
-        self._tied.mark_changed()
+        self._tied.mark_averaged()
+
+    def _check_version(
+        self, microbatch: MicrobatchId, version: int, received: Frame | None
+    ) -> None:
+        """The contract of staleness: within the bound, and between stages as the schedule says."""
+        schedule, bound = self._position.schedule, self._position.max_staleness
+        staleness = self._engine.weights.number - version
+        if not 0 <= staleness <= bound:
+            raise TrainingError(
+                f"the gradient of microbatch {microbatch} is {staleness} optimizer steps old, "
+                f"with schedule {str(schedule)!r} at most {bound}"
+            )
+        if received is None:
+            return
+        behind = received.weight_version
+        # Without a flush a later stage has less in flight, so its weights are never older.
+        if behind < version or (schedule.is_uniform and behind != version):
+            raise TrainingError(
+                f"the next stage computed microbatch {microbatch} with the weights of step "
+                f"{behind}, this one with those of step {version}"
+            )
 
 
 def stage_frame(received: Frame, results: Mapping[str, Value]) -> Frame:

@@ -23,6 +23,7 @@ from ravnest.node.settings import RunSettings
 from ravnest.node.targets import Metric
 from ravnest.plan.model import NodePlan
 from ravnest.plan.structure import flatten
+from ravnest.stage.groups import refuse_unmatched
 from ravnest.wire.frame import Frame, FrameKind
 
 OUTPUT_TYPES = (None, "output", "accuracy", "val_accuracy")
@@ -77,7 +78,7 @@ class RootDriver:
         targets = None
         if current is not None and self._ships_train:
             targets = shipped_targets(current.batch, _leaves(args, kwargs))
-        number = self._settings.num_microbatches
+        number = self._settings.microbatches_per_batch
         if number == 1:
             self._forward_rows(
                 whole_batch(num_samples_of(inputs.values())), inputs, current, targets
@@ -195,10 +196,13 @@ class RootDriver:
 
     def _begin(self, *, evaluating: bool = False) -> None:
         if not self._announced:
-            details = {
+            details: dict[str, Any] = {
                 "settings": self._settings.announcement(),
                 "seed": self._parts.randomness.run_seed,
+                "unmatched": self._parts.engine.updater.unmatched(),
             }
+            if self._plan.is_leaf:
+                refuse_unmatched(details["unmatched"])
             self._parts.links.send_forward(Frame(FrameKind.RUN, details=details))
             self._announced = True
         if not evaluating:

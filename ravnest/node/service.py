@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ravnest.errors import ProtocolError
@@ -13,6 +14,7 @@ from ravnest.node.saving import SubmodelSaver
 from ravnest.node.settings import RunSettings
 from ravnest.node.tying import TiedParameters
 from ravnest.plan.model import NodePlan
+from ravnest.stage.groups import refuse_unmatched
 from ravnest.stage.randomness import KeyedRandomness
 from ravnest.wire.frame import Frame, FrameKind
 
@@ -73,6 +75,8 @@ class StageService:
         self._pipeline.forward(frame)
 
     def _control(self, frame: Frame) -> None:
+        if frame.kind is FrameKind.RUN:
+            frame = self._without_own_patterns(frame)
         # First pass it on, so that the stages behind work at the same time.
         self._links.send_forward(frame)
         match frame.kind:
@@ -82,11 +86,18 @@ class StageService:
                     node_id=self._plan.node_id,
                     root=self._links.root,
                 )
+                if self._plan.is_leaf:
+                    refuse_unmatched(frame.details["unmatched"])
                 self._randomness.run_seed = int(frame.details["seed"])
             case FrameKind.EPOCH_END:
                 self._pipeline.finish_epoch()
             case _:
                 self._saver.save()
+
+    def _without_own_patterns(self, frame: Frame) -> Frame:
+        """Of the patterns that no stage before has a name for, those that this one has none for."""
+        left = self._pipeline.unmatched_groups(frame.details["unmatched"])
+        return replace(frame, details={**frame.details, "unmatched": left})
 
     def _end_phase(self, frame: Frame) -> dict[str, Any]:
         self._links.send_forward(frame)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from ravnest.errors import ConfigError, TrainingError
+from ravnest.errors import ConfigError, RavnestError, TrainingError
 from ravnest.node.fingerprint import check_fingerprint
 from ravnest.node.labels import BatchAddress, LabelSource
 from ravnest.node.links import ClusterLinks
 from ravnest.node.microbatches import Rows, take_rows
-from ravnest.plan.structure import Structure, unflatten
+from ravnest.plan.structure import Structure, flatten, unflatten
 from ravnest.stage.program import Value
+from ravnest.stage.running_out import is_out_of_memory
 from ravnest.wire.frame import Frame
 
 Criterion = Callable[[Any, Any], torch.Tensor]
@@ -118,6 +121,58 @@ def compute_loss(criterion: Criterion | None, predictions: Any, targets: Any) ->
             "the criterion got no targets: the leaf has no `labels`, and the root shipped none",
             hint="pass Node(labels=loader), or iterate over the trainer's own `self.train_loader`",
         ) from error
+
+
+@contextmanager
+def naming_shapes(frame: Frame, predictions: Any, targets: Any) -> Iterator[None]:
+    """Says what the criterion was given where it fails; TrainingError with its error as cause."""
+    try:
+        yield
+    except RavnestError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        lengths = {len(each) for each in _tensors(targets) if each.dim() > 0}
+        number = Rows.of(frame).num_samples
+        raise TrainingError(
+            f"the criterion failed for microbatch {_place(frame)} with {type(error).__name__}: "
+            f"{error}; predictions are {_described(predictions)}, targets {_described(targets)}",
+            hint=f"the microbatch has {number} samples, its targets {sorted(lengths)}: make them "
+            "as many"
+            if lengths and number not in lengths
+            else "the criterion gets (predictions, targets): what the model returns, and the batch",
+        ) from error
+
+
+def check_loss(loss: float, frame: Frame, step: int) -> None:
+    """Raises TrainingError when a loss is not finite: its gradients would ruin every weight.
+
+    Args:
+        step: that the microbatch's gradient is for.
+    """
+    if not math.isfinite(loss):
+        raise TrainingError(
+            f"the criterion returned {loss} for microbatch {_place(frame)} on the leaf, before "
+            f"optimizer step {step}; no weight has been changed by it",
+            hint="lower the learning rate, pass Node(clip_grad_norm=1.0), or look at that batch",
+        )
+
+
+def _place(frame: Frame) -> str:
+    rows = Rows.of(frame)
+    batch = f"samples {rows.start} to {rows.stop} of batch {frame.details['batch']}"
+    return f"{frame.microbatch} ({batch})"
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _described(value: Any) -> str:
+    """The shapes of all tensors in a value, or what it is."""
+    shapes = [f"{tuple(each.shape)} {each.dtype}" for each in _tensors(value)]
+    return ", ".join(shapes[:6]) if shapes else type(value).__name__
 
 
 def accuracy(predictions: Any, targets: Any) -> float:

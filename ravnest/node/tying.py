@@ -49,14 +49,18 @@ class TiedParameters:
             self._names_by_owner.setdefault(replica.owner, []).append(replica.name)
         self._taken = dict.fromkeys(self._names_by_owner, 0)
         self._num_sent = 0
-        self._is_changed = True  # the owner's script may have been given other initial weights
+        self._sent_version: int | None = None  # of the values that the holders have
 
-    def mark_changed(self) -> None:
-        """Says that the owned parameters may have other values than those sent last."""
-        self._is_changed = True
+    def mark_averaged(self) -> None:
+        """Says that the newest values of the owned parameters were changed without a step."""
+        if self._sent_version == self._engine.weights.number:
+            self._sent_version = None
 
-    def before_pass(self, frame: Frame) -> Frame:
+    def before_pass(self, frame: Frame, version: int | None = None) -> Frame:
         """Brings the replicas to the values that a microbatch is computed with everywhere.
+
+        Args:
+            version: of the owned parameters in the pass, None for the newest.
 
         Returns:
             The frame, on an owner with the number of its values, for the stages behind it.
@@ -69,8 +73,9 @@ class TiedParameters:
             self._take(owner, _number(numbers, owner, frame))
         if not self._names_by_holder:
             return frame
-        if self._is_changed:
-            self._send_values()
+        version = self._engine.weights.number if version is None else version
+        if version != self._sent_version:
+            self._send_values(version)
         numbers = {**numbers, str(self._node_id): self._num_sent}
         return replace(frame, details={**frame.details, DETAIL: numbers})
 
@@ -93,15 +98,15 @@ class TiedParameters:
     def finish(self) -> None:
         """Ends training: every replica gets its owner's last values."""
         if self._names_by_holder:
-            self._send_values()
+            self._send_values(self._engine.weights.number)
         for owner, number in self._taken.items():
             self._take(owner, number + 1)
 
-    def _send_values(self) -> None:
+    def _send_values(self, version: int) -> None:
         self._num_sent += 1
-        self._is_changed = False
+        self._sent_version = version
         names = {name for each in self._names_by_holder.values() for name in each}
-        values = self._engine.weights.copies(names)  # which the next step does not write
+        values = self._engine.weights.copies(names, version)  # which the next step does not write
         for holder, held in self._names_by_holder.items():
             tensors = {name: values[name] for name in held}
             frame = Frame(FrameKind.TIED_VALUES, weight_version=self._num_sent, tensors=tensors)

@@ -12,7 +12,7 @@ from ravnest.plan.identity import Role
 from ravnest.plan.prediction import Prediction
 from ravnest.plan.text import describe
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +173,10 @@ class Plan:
         return describe(self)
 
 
+_MAX_DIRECT_MEMBERS = 8
+"""More would need too many connections of each member."""
+
+
 @dataclass(frozen=True, slots=True)
 class RingMembership:
     """A node's place in one ring."""
@@ -183,6 +187,17 @@ class RingMembership:
     members: tuple[int, ...]
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether members say short things straight to all others, not around the ring."""
+        return self.size <= _MAX_DIRECT_MEMBERS
+
+    @property
+    def partners(self) -> frozenset[int]:
+        """Members that this one exchanges messages with: its neighbours, or all if direct."""
+        shifts = range(1, self.size) if self.is_direct else (1, self.size - 1)
+        return frozenset(self.members[(self.rank + shift) % self.size] for shift in shifts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +217,9 @@ class NodePlan:
         stage: position in the cluster, 0 is the root.
         forward_target: next node of the cluster, None on the leaf.
         backward_target: node before it, None on the root.
-        peers: every node it exchanges messages with: neighbours in the cluster and in its rings,
-            root and leaf of a cluster each other (targets and results take the direct way), and
-            owners and holders of replicas.
+        peers: every node it exchanges messages with: neighbours in the cluster, partners in its
+            rings, root and leaf of a cluster each other (targets and results take the direct way),
+            and owners and holders of replicas.
         dealing: batch i of a loader is cluster `dealing[i % len(dealing)]`'s.
         files: graph and weights of its stage.
         plan_sha256: hash of the plan; peers of another plan are refused.

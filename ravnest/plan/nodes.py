@@ -35,7 +35,7 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
     if after is None or before is None:
         neighbours |= {cluster[0], cluster[-1]}  # targets and results take the direct way
     for ring in rings:
-        neighbours |= {ring.members[(ring.rank + shift) % ring.size] for shift in (-1, 1)}
+        neighbours |= ring.partners
     shared = _shared(plan, stage)
     neighbours |= {replica.owner for replica in stage.replicas}
     neighbours |= {holder for each in shared for holder in each.holders}

@@ -62,6 +62,8 @@ class StagePrediction:
         backward_s: seconds of its backward pass, recomputation included.
         update_s: seconds of an optimizer step.
         busy: share of the step time in which it computes.
+        weight_s: the part of `backward_s` that is for gradients of weights, where the schedule
+            computes them apart.
     """
 
     node_id: int
@@ -70,6 +72,7 @@ class StagePrediction:
     backward_s: float
     update_s: float
     busy: float
+    weight_s: float = 0.0
 
 
 class Traffic(StrEnum):

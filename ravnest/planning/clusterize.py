@@ -18,9 +18,16 @@ from ravnest.errors import ConfigError
 from ravnest.plan.files import write_plan
 from ravnest.plan.model import NodeSpec, Plan, Replica, StagePlan
 from ravnest.plan.prediction import Prediction
-from ravnest.planning.clusters import Formation, form_clusters
-from ravnest.planning.optimizer_states import OptimizerFactory, ask_optimizer
-from ravnest.planning.ordering import Cluster
+from ravnest.planning.budget.optimizer_states import OptimizerFactory, ask_optimizer
+from ravnest.planning.checking.self_test import prepare_test
+from ravnest.planning.clustering.clusters import Formation, form_clusters
+from ravnest.planning.inputs.settings import (
+    ACCELERATOR_BUILD_FOOTPRINT_BYTES,
+    RUNTIME_FOOTPRINT_BYTES,
+    PlanningSettings,
+    parse_settings,
+)
+from ravnest.planning.inputs.table import cost_table
 from ravnest.planning.overriding import nodes_to_plan_for, overridable
 from ravnest.planning.predicting import (
     PlannedModel,
@@ -29,15 +36,8 @@ from ravnest.planning.predicting import (
     predict,
 )
 from ravnest.planning.rings import form_rings, owner_of
-from ravnest.planning.self_test import prepare_test
-from ravnest.planning.settings import (
-    ACCELERATOR_BUILD_FOOTPRINT_BYTES,
-    RUNTIME_FOOTPRINT_BYTES,
-    PlanningSettings,
-    parse_settings,
-)
+from ravnest.planning.search.ordering import Cluster
 from ravnest.planning.streaming import StreamedWeights, weight_source, wholly_on_meta
-from ravnest.planning.table import cost_table
 from ravnest.planning.weights import Weights
 from ravnest.planning.writing import StageWriter
 
@@ -59,6 +59,7 @@ def clusterize(
     optimizer: OptimizerFactory | None = None,
     optimizer_params: Mapping[str, Any] | None = None,
     recompute: bool = False,
+    delay_compensation: str | None = "auto",
     update_frequency: int | None = None,
     reduce_factor: int | None = None,
     compression: bool | str = False,
@@ -82,13 +83,15 @@ def clusterize(
         node_configs: the file that describes the nodes; default `<node_data>/node_configs.json`.
         num_clusters: full copies of the model to train side by side; every node that fits is then
             used. Default: what promises the most samples per second.
-        schedule: `1f1b` or `async`, as `Node(schedule=...)`; memory and time depend on it.
+        schedule: `1f1b`, `zb-h1`, `2bw` or `async`, as `Node(schedule=...)`; memory and time depend
+            on it.
         optimizer_states: tensors per parameter that the optimizer keeps: 2 for Adam, 1 for SGD with
             momentum, 0 for plain SGD. Used when `optimizer` is not given.
         optimizer: as for `Node`: a torch.optim class, or `f(params, **optimizer_params)`. It is
             asked what it keeps and needs, by a step on tensors without values.
         optimizer_params: keyword arguments for it.
         recompute: plan for `Node(recompute=True)`.
+        delay_compensation: as for `Node`; takes memory where a schedule has a delay.
         update_frequency: microbatches per optimizer step, `update_frequency` times
             `num_microbatches` of `Node`. None counts the memory that any would need at most, and
             predicts times for 8.
@@ -126,6 +129,7 @@ def clusterize(
         reduce_factor=reduce_factor,
         compression=compression,
         recompute=recompute,
+        delay_compensation=delay_compensation,
         runtime_bytes=_runtime_bytes(),
     )
     if not isinstance(self_test, bool):

@@ -21,17 +21,17 @@ from ravnest.plan.prediction import (
     StagePrediction,
     Traffic,
 )
-from ravnest.planning.clusters import Formation
-from ravnest.planning.memory import MemoryModel
-from ravnest.planning.ordering import Cluster
-from ravnest.planning.pace import latency_of, work_factor
-from ravnest.planning.rings import owner_of
-from ravnest.planning.settings import (
+from ravnest.planning.budget.memory import MemoryModel
+from ravnest.planning.clustering.clusters import Formation
+from ravnest.planning.inputs.settings import (
     BACKWARD_AND_FORWARD,
     DEFAULT_FLOPS,
     PlanningSettings,
 )
-from ravnest.planning.table import CostTable
+from ravnest.planning.inputs.table import CostTable
+from ravnest.planning.rings import owner_of
+from ravnest.planning.search.ordering import Cluster
+from ravnest.planning.search.pace import latency_of, work_factor
 from ravnest.planning.timing import (
     ExchangeTime,
     LinkTime,
@@ -134,7 +134,9 @@ def pipeline_time(
         forward = work / BACKWARD_AND_FORWARD / flops
         trained = float(table.trained_bytes[end] - table.trained_bytes[start])
         update = settings.optimizer.step_work_per_byte * trained / flops
-        stages.append(StageTime(forward, total - forward, update))
+        # Gradients of weights take about as long as those of inputs, and as the forward pass.
+        apart = forward if settings.schedule.splits_backward(k) else 0.0
+        stages.append(StageTime(forward, total - forward, update, apart))
     links = []
     for k, boundary in enumerate(cuts[1:-1]):
         rate = _rate(nodes[k], nodes[k + 1])
@@ -202,6 +204,7 @@ class _Pipeline:
                 backward_s=time.backward_s,
                 update_s=time.update_s,
                 busy=self._state.busy[k],
+                weight_s=time.weight_s,
             )
 
     def links(self, averaging_s: float) -> Iterator[LinkPrediction]:

@@ -31,11 +31,14 @@ class StageTime:
         forward_s: forward pass of one microbatch.
         backward_s: backward pass of one microbatch, recomputation included.
         update_s: one optimizer step.
+        weight_s: the part of `backward_s` that is for gradients of weights, where the schedule
+            computes them apart.
     """
 
     forward_s: float
     backward_s: float
     update_s: float = 0.0
+    weight_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,8 @@ class ExchangeTime:
     """Parameters that an earlier stage owns and a later one uses, once per optimizer step.
 
     The holder sends their gradient after its last backward pass of the step, and the owner's step
-    waits for it; the owner sends the new values, and the holder waits for them before the first
-    microbatch that the owner computed with them.
+    waits for it; the owner sends new values before the first microbatch that it computes with them,
+    and the holder waits for them before that microbatch.
 
     Attributes:
         owner, holder: stages.
@@ -112,7 +115,7 @@ class SteadyState:
 def steady_state(pipeline: PipelineTime) -> SteadyState:
     """Runs the schedule until it repeats.
 
-    `1f1b` repeats at once. `async` repeats after several steps, not always every single one; the
+    With a flush it repeats at once; without one after several steps, not always every one; the
     period found is exact where it repeats within the steps looked at, else an average.
     """
     step_s = _step_time(pipeline)
@@ -160,6 +163,7 @@ def _faster(pipeline: PipelineTime, part: tuple[int, bool]) -> PipelineTime:
         forward_s=_FASTER * was.forward_s,
         backward_s=_FASTER * was.backward_s,
         update_s=_FASTER * was.update_s,
+        weight_s=_FASTER * was.weight_s,
     )
     return replace(pipeline, stages=tuple(stages))
 
@@ -170,7 +174,7 @@ def _step_time(pipeline: PipelineTime) -> float:
         stage = pipeline.stages[0]
         computing = pipeline.update_frequency * (stage.forward_s + stage.backward_s)
         return computing + stage.update_s
-    if pipeline.schedule is Schedule.ONE_F_ONE_B:
+    if pipeline.schedule.is_flushed:
         ends = _step_ends(pipeline, _FLUSHED_STEPS)
         return ends[-1] - ends[-2]
     drain = -(-size // pipeline.update_frequency)  # the last steps run ahead: nothing follows them
@@ -207,22 +211,17 @@ class _Run:
         self.size = len(pipeline.stages)
         self.step_ends: list[float] = []
         self._stages, self._links = pipeline.stages, pipeline.links
-        self._actions = [
-            _Peekable(
-                list_actions(
-                    StagePosition(pipeline.schedule, k, self.size, pipeline.update_frequency),
-                    num_microbatches,
-                )
-            )
+        self._positions = [
+            StagePosition(pipeline.schedule, k, self.size, pipeline.update_frequency)
             for k in range(self.size)
         ]
+        self._actions = [_Peekable(list_actions(p, num_microbatches)) for p in self._positions]
         self._clock = [0.0] * self.size  # when a stage is free to compute
         self._uplink = [0.0] * self.size  # when its uplink is free
         self._activations: list[list[float]] = [[] for _ in range(self.size)]  # arrivals, in order
         self._gradients: list[list[float]] = [[] for _ in range(self.size)]
         self._exchanges = [_Exchange(each) for each in pipeline.exchanges]
         self._frequency = pipeline.update_frequency
-        self._num_steps = [0] * self.size
 
     def advance(self, stage: int) -> bool:
         """Does what the stage can do now; True when it has done everything."""
@@ -243,10 +242,10 @@ class _Run:
                 needed.append(_at(self._activations[stage], action.number))
             held = (each for each in self._exchanges if each.time.holder == stage)
             needed += [each.values_for(action.number) for each in held]
-        elif action.kind is ActionKind.BACKWARD:
+        elif action.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
             if stage + 1 < self.size:
                 needed.append(_at(self._gradients[stage], action.number))
-        else:
+        elif action.kind is ActionKind.STEP:
             owned = (each for each in self._exchanges if each.time.owner == stage)
             needed += [_at(each.gradients, action.number) for each in owned]
         known = [each for each in needed if each is not None]
@@ -257,38 +256,50 @@ class _Run:
         match action.kind:
             case ActionKind.FORWARD:
                 end = start + time.forward_s
-                self._note_versions(stage)
+                self._send_values(stage, action.number, start)
                 if stage + 1 < self.size:
                     link = self._links[stage]
                     sent = self._send(stage, end, link.activation_s)
                     self._activations[stage + 1].append(sent + link.latency_s)
             case ActionKind.BACKWARD:
                 end = start + time.backward_s
-                if stage > 0:
-                    link = self._links[stage - 1]
-                    sent = self._send(stage, end, link.gradient_s)
-                    self._gradients[stage - 1].append(sent + link.latency_s)
-                if (action.number + 1) % self._frequency == 0:
-                    self._send_shared(stage, end, of_owner=False)
+                self._send_gradient(stage, end)
+                self._complete(stage, action.number, end)
+            case ActionKind.BACKWARD_INPUT:
+                end = start + time.backward_s - time.weight_s
+                self._send_gradient(stage, end)
+            case ActionKind.BACKWARD_WEIGHT:
+                end = start + time.weight_s
+                self._complete(stage, action.number, end)
             case ActionKind.STEP:
                 end = start + time.update_s
-                self._num_steps[stage] += 1
-                self._send_shared(stage, end, of_owner=True)
                 if stage == 0:
                     self.step_ends.append(end)
         self._clock[stage] = end
 
-    def _note_versions(self, stage: int) -> None:
+    def _send_values(self, stage: int, microbatch: int, ready: float) -> None:
+        version = self._positions[stage].version_of(microbatch)
         for each in self._exchanges:
             if each.time.owner == stage:
-                each.versions.append(self._num_steps[stage])
+                if not each.versions or version > each.versions[-1]:
+                    sent = self._send(stage, ready, each.time.seconds)
+                    each.values[version] = sent + each.time.latency_s
+                each.versions.append(version)
 
-    def _send_shared(self, stage: int, ready: float, *, of_owner: bool) -> None:
+    def _send_gradient(self, stage: int, ready: float) -> None:
+        if stage > 0:
+            link = self._links[stage - 1]
+            sent = self._send(stage, ready, link.gradient_s)
+            self._gradients[stage - 1].append(sent + link.latency_s)
+
+    def _complete(self, stage: int, microbatch: int, ready: float) -> None:
+        """After the last backward pass of a step the gradients of replicas are sent."""
+        if (microbatch + 1) % self._frequency != 0:
+            return
         for each in self._exchanges:
-            if stage == (each.time.owner if of_owner else each.time.holder):
+            if each.time.holder == stage:
                 sent = self._send(stage, ready, each.time.seconds)
-                came = each.values if of_owner else each.gradients
-                came.append(sent + each.time.latency_s)
+                each.gradients.append(sent + each.time.latency_s)
 
     def _send(self, stage: int, ready: float, seconds: float) -> float:
         sent = max(self._uplink[stage], ready) + seconds
@@ -297,20 +308,19 @@ class _Run:
 
 
 class _Exchange:
-    """When the messages of an exchange arrive, in order of steps."""
+    """When the messages of an exchange arrive: gradients by step, values by version."""
 
     def __init__(self, time: ExchangeTime) -> None:
         self.time = time
         self.gradients: list[float] = []
-        self.values: list[float] = []
-        self.versions: list[int] = []  # steps the owner had made, by microbatch
+        self.values: dict[int, float] = {}
+        self.versions: list[int] = []  # of the owner's weights, by microbatch
 
     def values_for(self, microbatch: int) -> float | None:
         """When the values are there that the owner computed a microbatch with."""
-        version = self.versions[microbatch] if microbatch < len(self.versions) else None
-        if version is None:
+        if microbatch >= len(self.versions):
             return None
-        return 0.0 if version == 0 else _at(self.values, version - 1)
+        return self.values[self.versions[microbatch]]
 
 
 def _at(arrivals: Sequence[float], number: int) -> float | None:

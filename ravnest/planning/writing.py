@@ -8,7 +8,7 @@ from pathlib import Path
 from ravnest.capture.stage_file import write_stage
 from ravnest.capture.stages import StageGraphs
 from ravnest.plan.model import StagePlan
-from ravnest.planning.self_test import SelfTest
+from ravnest.planning.checking.self_test import SelfTest
 from ravnest.planning.streaming import StreamedWeights
 
 Chain = Sequence[StageGraphs]

@@ -20,8 +20,8 @@ import torch
 from scipy.optimize import nnls
 
 from ravnest.errors import ConfigError
-from ravnest.planning.available import available_memory_bytes
-from ravnest.planning.settings import BACKWARD_AND_FORWARD
+from ravnest.planning.checking.available import available_memory_bytes
+from ravnest.planning.inputs.settings import BACKWARD_AND_FORWARD
 from ravnest.probing.reference import REFERENCES, Reference, Work, work_of
 
 DTYPES = {

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from ravnest.config.addresses import dialable
 from ravnest.errors import (
@@ -30,8 +30,8 @@ from ravnest.probing.messages import Arrival, Kind
 from ravnest.transport.address import why_unreachable
 from ravnest.transport.grpc_options import CHANNEL_OPTIONS, grpc
 
-if TYPE_CHECKING:
-    from ravnest.transport.grpc_outgoing import Call
+# The type exists in the stubs only.
+_Call: TypeAlias = "grpc.CallIterator[bytes]"
 
 _WARM_PINGS = 3
 _MIN_PINGS = 5
@@ -114,7 +114,7 @@ class _Conversation:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         method = self._channel.stream_stream(f"/{messages.SERVICE}/{messages.METHOD}", None, None)
-        self._call: Call = method(iter(self._outgoing.get, None), timeout=MAX_PROBE_S + _CONNECT_S)
+        self._call: _Call = method(iter(self._outgoing.get, None), timeout=MAX_PROBE_S + _CONNECT_S)
         self._incoming = self._receive()
 
     def __enter__(self) -> _Conversation:

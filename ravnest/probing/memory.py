@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ravnest.errors import ConfigError
-from ravnest.planning.available import free_memory
+from ravnest.planning.checking.available import free_memory
 
 # Programs come and go while a training runs; a display or another process shares an accelerator.
 _KEPT_SHARE = 0.05

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from ravnest.capture.exporting import capture_model
-from ravnest.planning.settings import BACKWARD_AND_FORWARD, FLOPS_PER_BYTE_WRITTEN
+from ravnest.planning.inputs.settings import BACKWARD_AND_FORWARD, FLOPS_PER_BYTE_WRITTEN
 
 _WIDTH = 768
 _HEADS = 12

@@ -22,12 +22,21 @@ from ravnest.simulate.result import (
     Work,
 )
 from ravnest.simulate.rounds import RingRun, Rounds
-from ravnest.simulate.script import AVERAGING, BACKWARD, FORWARD, UPDATE
+from ravnest.simulate.script import (
+    AVERAGING,
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    UPDATE,
+)
 from ravnest.simulate.settings import LOST_AFTER_S, Failure
 
 _WORKS = {
     FORWARD: Work.FORWARD,
     BACKWARD: Work.BACKWARD,
+    BACKWARD_INPUT: Work.BACKWARD_INPUT,
+    BACKWARD_WEIGHT: Work.BACKWARD_WEIGHT,
     UPDATE: Work.UPDATE,
     AVERAGING: Work.AVERAGING,
 }

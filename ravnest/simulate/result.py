@@ -14,6 +14,8 @@ class Work(StrEnum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    BACKWARD_INPUT = "backward of inputs"
+    BACKWARD_WEIGHT = "backward of weights"
     UPDATE = "update"
     AVERAGING = "averaging"
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from ravnest.stage.schedule import ActionKind, Schedule, StagePosition, list_actions
 
-FORWARD, BACKWARD, UPDATE, AVERAGING, VALUES = range(5)
+FORWARD, BACKWARD, UPDATE, AVERAGING, VALUES, BACKWARD_INPUT, BACKWARD_WEIGHT = range(7)
 """Kinds of entries, plain integers because every event looks at one.
 
 VALUES is no work: the moment before a forward pass at which an owner sends the values of its shared
@@ -25,6 +25,8 @@ ACTIVATIONS_LANE, GRADIENTS_LANE, FIRST_TIED_LANE = range(3)
 _KINDS = {
     ActionKind.FORWARD: FORWARD,
     ActionKind.BACKWARD: BACKWARD,
+    ActionKind.BACKWARD_INPUT: BACKWARD_INPUT,
+    ActionKind.BACKWARD_WEIGHT: BACKWARD_WEIGHT,
     ActionKind.STEP: UPDATE,
 }
 
@@ -98,7 +100,7 @@ def scripts_of(shape: ClusterShape) -> tuple[Script, ...]:
 
 def _actions(shape: ClusterShape, stage: int) -> list[tuple[int, int]]:
     """Kinds and numbers in order, rounds included."""
-    position = StagePosition(shape.schedule, stage, shape.num_stages, shape.update_frequency)
+    position = _position(shape, stage)
     order: list[tuple[int, int]] = []
     num_rounds = 0
     for action in list_actions(position, shape.num_steps * shape.update_frequency):
@@ -110,16 +112,20 @@ def _actions(shape: ClusterShape, stage: int) -> list[tuple[int, int]]:
 
 
 def _value_numbers(shape: ClusterShape, owner: int) -> list[int]:
-    """By microbatch, the number (from 1) of the values that the owner computes it with."""
-    numbers: list[int] = []
-    num_sent, is_changed = 0, True
-    for kind, _ in _actions(shape, owner):
-        if kind == FORWARD:
-            num_sent += is_changed
-            is_changed = False
-            numbers.append(num_sent)
-        is_changed |= kind in (UPDATE, AVERAGING)
-    return numbers
+    """By microbatch, the number (from 1) of the values that the owner computes it with.
+
+    Rounds come right after steps, so averaged values need no number of their own.
+    """
+    position = _position(shape, owner)
+    versions = map(position.version_of, range(shape.num_steps * shape.update_frequency))
+    numbers = {version: number for number, version in enumerate(dict.fromkeys(versions), 1)}
+    return [
+        numbers[position.version_of(i)] for i in range(shape.num_steps * shape.update_frequency)
+    ]
+
+
+def _position(shape: ClusterShape, stage: int) -> StagePosition:
+    return StagePosition(shape.schedule, stage, shape.num_stages, shape.update_frequency)
 
 
 def _script(shape: ClusterShape, stage: int, values: dict[int, list[int]]) -> Script:
@@ -130,7 +136,8 @@ def _script(shape: ClusterShape, stage: int, values: dict[int, list[int]]) -> Sc
     to_owners = tuple(FIRST_TIED_LANE + owner for owner in owners)
     entries: list[Entry] = []
     versions: list[int] = []
-    num_steps = num_sent = 0
+    position = _position(shape, stage)
+    num_sent = 0
     for kind, number in _actions(shape, stage):
         awaits: list[tuple[int, int]] = []
         sends: tuple[int, ...] = ()
@@ -142,15 +149,15 @@ def _script(shape: ClusterShape, stage: int, values: dict[int, list[int]]) -> Sc
                 num_sent = values[stage][number]
                 entries.append(Entry(VALUES, num_sent - 1, tuple(awaits), to_holders))
             sends = () if is_leaf else (ACTIVATIONS_LANE,)
-            versions.append(num_steps)
-        elif kind == BACKWARD:
-            if not is_leaf:
-                awaits.append((GRADIENTS_LANE, number))
-            sends = () if is_root else (GRADIENTS_LANE,)
-            if (number + 1) % shape.update_frequency == 0:
+            versions.append(position.version_of(number))
+        elif kind in (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT):
+            if kind != BACKWARD_WEIGHT:
+                if not is_leaf:
+                    awaits.append((GRADIENTS_LANE, number))
+                sends = () if is_root else (GRADIENTS_LANE,)
+            if kind != BACKWARD_INPUT and (number + 1) % shape.update_frequency == 0:
                 sends += to_owners
         elif kind == UPDATE:
             awaits += [(FIRST_TIED_LANE + holder, number) for holder in holders]
-            num_steps += 1
         entries.append(Entry(kind, number, tuple(awaits), sends))
     return Script(tuple(entries), tuple(versions), shape.update_frequency)

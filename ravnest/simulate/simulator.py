@@ -94,7 +94,7 @@ def _edges(plan: Plan) -> tuple[int, int]:
     """Steps until the pipelines are full, and steps in which they run empty: no steady state."""
     run = prediction_of(plan).run
     depth = max(len(cluster) for cluster in plan.clusters)
-    if Schedule.parse(run.schedule) is Schedule.ONE_F_ONE_B:
+    if Schedule.parse(run.schedule).is_flushed:
         return 2, 0
     num_steps = -(-depth // run.update_frequency)
     return 2 * num_steps + 1, num_steps

@@ -150,10 +150,12 @@ class Wiring:
         )
         return ClusterRun(cluster_id, stages, stop_s)
 
-    def _seconds(self, node_id: int) -> tuple[float, float, float, float, float]:
+    def _seconds(self, node_id: int) -> tuple[float, ...]:
         """By kind of entry, see `script`."""
         cost, speed = self._costs[node_id], self._settings.speeds.get(node_id, 1.0)
-        return (cost.forward_s / speed, cost.backward_s / speed, cost.update_s / speed, 0.0, 0.0)
+        for_inputs_s = cost.backward_s - cost.weight_s
+        seconds = (cost.forward_s, cost.backward_s, cost.update_s, 0.0, 0.0)
+        return tuple(each / speed for each in (*seconds, for_inputs_s, cost.weight_s))
 
     def _outages(self, node_id: int) -> Outages:
         return merged(

@@ -5,7 +5,8 @@ Knows named values and weight versions; knows no neighbours, no schedule and no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from ravnest.errors import TrainingError
 from ravnest.plan.identity import MicrobatchId
 from ravnest.stage.module import StageModule
+from ravnest.stage.precision import autocast_on
 from ravnest.stage.program import Program, Value
 from ravnest.stage.randomness import KeyedRandomness
+from ravnest.stage.two_passes import WeightPass, backward_of_inputs
 from ravnest.stage.updating import Updater, UpdateSettings
 from ravnest.stage.weights import WeightVersion, WeightVersions
 
@@ -60,6 +63,15 @@ class _InFlight:
     before: Mapping[str, torch.Tensor] | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    """A microbatch whose inputs have their gradients, and the weights not yet."""
+
+    left: WeightPass
+    weights: WeightVersion
+    replicas: WeightVersion
+
+
 class StageEngine:
     """Computes one stage.
 
@@ -73,6 +85,12 @@ class StageEngine:
             pass again before the backward pass (Chen et al. 2016, "Training Deep Nets with
             Sublinear Memory Cost", with the stage as the segment). Weights, random numbers and
             buffers are those of the first time, and buffers are updated once.
+        keeps_previous: keep the weights of before each step, to compute with until the next.
+        autocast: compute in that precision where torch.autocast does; None for the weights' own.
+
+    Attributes:
+        loss_scale: what losses are multiplied by for the backward pass, None for nothing; see
+            `precision.LossScale`.
     """
 
     def __init__(
@@ -85,11 +103,15 @@ class StageEngine:
         randomness: KeyedRandomness,
         settings: UpdateSettings,
         recompute: bool = False,
+        keeps_previous: bool = False,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self._train = train
         self._evaluation = evaluation
         self._device = device
         self._recompute = recompute
+        self._autocast = autocast
+        self.loss_scale: float | None = None
         self.randomness = randomness
         self._parameters = {
             name: torch.nn.Parameter(tensor.to(device), requires_grad=name in state.trainable)
@@ -101,42 +123,51 @@ class StageEngine:
             name: torch.nn.Parameter(tensor.to(device)) for name, tensor in state.replicas.items()
         }
         self.module = StageModule(self._parameters, self._buffers, self._constants | replicas)
-        self.weights = WeightVersions(self._parameters)
+        self.weights = WeightVersions(self._parameters, keeps_previous=keeps_previous)
         self.replicas = WeightVersions(replicas)
-        self.updater = Updater(self._parameters.values(), settings)
+        self.updater = Updater(self._parameters, settings)
         self._in_flight: dict[MicrobatchId, _InFlight] = {}
+        self._behind: dict[MicrobatchId, _Behind] = {}
+
+    @property
+    def parameters(self) -> Mapping[str, torch.nn.Parameter]:
+        """The parameters that this stage owns, by original name, with gradients and all."""
+        return self._parameters
 
     @property
     def num_in_flight(self) -> int:
-        """Microbatches that await their backward pass."""
-        return len(self._in_flight)
+        """Microbatches that await their backward pass, or a part of it."""
+        return len(self._in_flight) + len(self._behind)
 
     def forward(
         self,
         microbatch: MicrobatchId,
         inputs: Mapping[str, Value],
         loss_function: LossFunction | None = None,
+        version: int | None = None,
     ) -> Mapping[str, Value]:
         """Runs the stage in training mode and keeps what its backward pass needs.
 
         Args:
             inputs: by value name; extra names are ignored.
             loss_function: on the leaf, from the stage's outputs to a scalar.
+            version: of the weights, in optimizer steps; None for the newest.
 
         Returns:
             The outputs by name, detached; on the leaf `{"loss": scalar}`.
 
         Raises:
-            TrainingError: a value is missing, or the loss is no differentiable scalar.
+            TrainingError: a value or the version is missing, or the loss is no differentiable
+                scalar.
         """
-        weights, replicas = self.weights.acquire(), self.replicas.acquire()
+        weights, replicas = self.weights.acquire(version), self.replicas.acquire()
         given = self._prepare(self._train, inputs, microbatch, with_gradients=True)
         state = self._state(weights.tensors, replicas.tensors)
         before = None
         if self._recompute:
             before = {name: state[name].clone() for name in self._train.written if name in state}
         loss = None
-        with torch.enable_grad(), self.randomness.microbatch(microbatch) as seed_operator:
+        with self._computing(microbatch) as seed_operator:
             outputs: Mapping[str, Value] = self._train(state, given, seed_operator)
             if self._recompute:
                 # The graph was on so that both times the same kernels compute; here it is dropped.
@@ -144,6 +175,8 @@ class StageEngine:
             if loss_function is not None:
                 loss = _checked_loss(loss_function(outputs), microbatch)
         results = outputs if loss is None else {"loss": loss}
+        if loss is not None and self.loss_scale is not None:
+            loss = loss.float() * self.loss_scale
         if self._recompute == (loss is None):
             outputs = {}  # the loss leads to them, or they are made again
         self._in_flight[microbatch] = _InFlight(given, weights, replicas, loss, outputs, before)
@@ -161,49 +194,89 @@ class StageEngine:
             Gradients of the differentiable inputs that have one, by name.
         """
         flight = self._in_flight.pop(microbatch)
+        roots, starts = self._starts(microbatch, flight, gradients)
+        if roots:
+            torch.autograd.backward(roots, starts)
+        self._release(flight)
+        inputs = self._differentiable(flight)
+        return {name: each.grad for name, each in inputs.items() if each.grad is not None}
+
+    def backward_input(
+        self, microbatch: MicrobatchId, gradients: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The part of `backward` that the stage before waits for; `backward_weight` is the other.
+
+        Where the stage cannot be split, or would gain nothing, it is the whole.
+        """
+        flight = self._in_flight.pop(microbatch)
+        roots, starts = self._starts(microbatch, flight, gradients)
+        inputs = self._differentiable(flight)
+        if not roots:
+            self._release(flight)
+            return {}
+        tensors = (*flight.weights.tensors.values(), *flight.replicas.tensors.values())
+        found, left = backward_of_inputs(
+            roots, starts, list(inputs.values()), [each for each in tensors if each.requires_grad]
+        )
+        if left is None:
+            self._release(flight)
+        else:
+            self._behind[microbatch] = _Behind(left, flight.weights, flight.replicas)
+        return {name: each for name, each in zip(inputs, found, strict=True) if each is not None}
+
+    def backward_weight(self, microbatch: MicrobatchId) -> None:
+        """The gradients of the weights, where `backward_input` left them."""
+        behind = self._behind.pop(microbatch, None)
+        if behind is not None:
+            behind.left.run()
+            self._release(behind)
+
+    def _release(self, held: _InFlight | _Behind) -> None:
+        self.weights.release(held.weights)
+        self.replicas.release(held.replicas)
+
+    def _differentiable(self, flight: _InFlight) -> dict[str, torch.Tensor]:
+        return {s.name: flight.inputs[s.name] for s in self._train.inputs if s.differentiable}
+
+    def _starts(
+        self,
+        microbatch: MicrobatchId,
+        flight: _InFlight,
+        gradients: Mapping[str, torch.Tensor] | None,
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor | None]]:
+        """Where a backward pass starts, and the gradients it starts with; None for a loss's."""
         if flight.before is None and gradients is None:
             assert flight.loss is not None
-            torch.autograd.backward(flight.loss)
-        else:
-            if gradients is None:
-                gradients = _gradients_of_criterion(flight)
-            self._backward_through(self._graph_of(microbatch, flight), gradients, microbatch)
-        self.weights.release(flight.weights)
-        self.replicas.release(flight.replicas)
-        return {
-            spec.name: flight.inputs[spec.name].grad
-            for spec in self._train.inputs
-            if spec.differentiable and flight.inputs[spec.name].grad is not None
-        }
+            return [flight.loss], [None]
+        if gradients is None:
+            gradients = _gradients_of_criterion(flight)
+        return self._roots(self._graph_of(microbatch, flight), gradients, microbatch)
 
     def _graph_of(self, microbatch: MicrobatchId, flight: _InFlight) -> Mapping[str, Value]:
         """The outputs with the graph that leads back to inputs and weights: kept, or made again."""
         if flight.before is None:
             return flight.outputs
         state = self._state(flight.weights.tensors, flight.replicas.tensors)
-        with torch.enable_grad(), self.randomness.microbatch(microbatch) as seed_operator:
+        with self._computing(microbatch) as seed_operator:
             return self._train({**state, **flight.before}, flight.inputs, seed_operator)
 
-    def _backward_through(
-        self,
-        outputs: Mapping[str, Value],
-        gradients: Mapping[str, torch.Tensor],
-        microbatch: MicrobatchId,
-    ) -> None:
-        roots, starts = self._roots(outputs, gradients, microbatch)
-        if roots:
-            torch.autograd.backward(roots, starts)
+    def step(self, *, is_left_out: bool = False) -> None:
+        """One optimizer step from the gradients summed since the last.
 
-    def step(self) -> None:
-        """One optimizer step from the gradients summed since the last."""
-        self.weights.begin_update()
-        self.updater.step()
+        Args:
+            is_left_out: only drop the gradients; the step still counts as made.
+        """
+        self.weights.begin_step()
+        if is_left_out:
+            self.updater.drop()
+        else:
+            self.updater.step()
         self.weights.end_update()
 
     def evaluate(self, microbatch: MicrobatchId, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """Runs the stage in evaluation mode with the newest weights, without gradients."""
         given = self._prepare(self._evaluation, inputs, microbatch, with_gradients=False)
-        with torch.no_grad(), self.randomness.microbatch(microbatch) as seed_operator:
+        with self._computing(microbatch, with_gradients=False) as seed_operator:
             state = self._state(self.weights.current(), self.replicas.current())
             return self._evaluation(state, given, seed_operator)
 
@@ -236,6 +309,18 @@ class StageEngine:
         """
         tensors = {**self._parameters, **self._buffers}
         return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+
+    @contextmanager
+    def _computing(
+        self, microbatch: MicrobatchId, *, with_gradients: bool = True
+    ) -> Iterator[Callable[[int], None]]:
+        """Around a pass of the program: yields what seeds its random operators."""
+        with (
+            torch.set_grad_enabled(with_gradients),
+            autocast_on(self._device, self._autocast),
+            self.randomness.microbatch(microbatch) as seed_operator,
+        ):
+            yield seed_operator
 
     def _state(
         self, weights: Mapping[str, torch.Tensor], replicas: Mapping[str, torch.Tensor]

@@ -3,9 +3,10 @@
 An order is fixed by the schedule, never by arrival, so a second run repeats the first bit for bit.
 Knows no tensors and no network; the executor feeds `Progress` back after every action.
 
-Sources: 1F1B is PipeDream-flush (Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN
-Training"); `async` is PipeDream's steady state (Narayanan et al. 2019) without a flush, with the
-weights of the forward pass stashed for the backward pass.
+Sources: 1F1B is PipeDream-flush and 2BW is PipeDream-2BW (both Narayanan et al. 2021,
+"Memory-Efficient Pipeline-Parallel DNN Training"); `async` is PipeDream's steady state (Narayanan
+et al. 2019) without a flush, with the weights of the forward pass stashed for the backward pass;
+ZB-H1 is Qi et al. 2024, "Zero Bubble Pipeline Parallelism".
 """
 
 from __future__ import annotations
@@ -25,26 +26,76 @@ class Schedule(StrEnum):
     ASYNC: no flush within an epoch; a stage steps whenever `update_frequency` gradients have come.
         Stage i of S computes with weights up to S-1-i steps older than the ones its gradient
         updates.
+    TWO_BW: no flush within an epoch, and the same weights on every stage: those of one step before
+        the ones that the gradient updates, W(t+1) = W(t) - rate * gradient(W(t-1)), and for the
+        first step of an epoch its own. Runs without a pause when a step has at least as many
+        microbatches as the cluster has stages. On one stage nothing is delayed.
+    ZB_H1: synchronous, with the numbers of `1f1b`. A stage sends the gradients of its inputs before
+        it computes those of its weights, and does the latter where it would wait: stage i is up to
+        i microbatches behind with them. The root has no gradients to send, and splits nothing. Its
+        pauses are a third of those of `1f1b` where all passes take as long; every stage has as
+        many microbatches in flight as the root.
 
-    In both, a stage that uses a parameter of an earlier stage computes a microbatch with the
+    In all, a stage that uses a parameter of an earlier stage computes a microbatch with the
     version that the owner computed it with: all uses agree, and its age is the owner's.
     """
 
     ONE_F_ONE_B = "1f1b"
     ASYNC = "async"
+    TWO_BW = "2bw"
+    ZB_H1 = "zb-h1"
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether no microbatch is in flight when weights change."""
+        return self in (Schedule.ONE_F_ONE_B, Schedule.ZB_H1)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all stages compute a microbatch with weights of the same step."""
+        return self is not Schedule.ASYNC
+
+    def delays(self, num_stages: int) -> bool:
+        """Whether every step uses gradients of the weights before the newest."""
+        return self is Schedule.TWO_BW and num_stages > 1
+
+    def splits_backward(self, stage: int) -> bool:
+        """Whether a stage computes gradients of weights apart from those of its inputs."""
+        return self is Schedule.ZB_H1 and stage > 0
+
+    def max_ahead(self, stage: int, num_stages: int, update_frequency: int) -> int:
+        """Microbatches between their forward pass and the gradients of their inputs at most."""
+        depth = num_stages - stage
+        if self.is_flushed:
+            return min(depth, update_frequency)
+        return min(depth, 2 * update_frequency) if self.delays(num_stages) else depth
+
+    def max_behind(self, stage: int, update_frequency: int) -> int:
+        """Microbatches whose inputs have gradients, and their weights not yet, at most."""
+        return min(stage, update_frequency - 1) if self.splits_backward(stage) else 0
 
     def max_in_flight(self, stage: int, num_stages: int, update_frequency: int) -> int:
-        """Microbatches of a stage between their forward and their backward pass at most."""
-        depth = num_stages - stage
-        return depth if self is Schedule.ASYNC else min(depth, update_frequency)
+        """Microbatches of a stage between their forward and the end of their backward pass."""
+        ahead = self.max_ahead(stage, num_stages, update_frequency)
+        behind = self.max_behind(stage, update_frequency)
+        return min(ahead + behind, update_frequency) if behind else ahead
 
-    def in_flight_at_step(self, stage: int, num_stages: int) -> int:
+    def in_flight_at_step(self, stage: int, num_stages: int, update_frequency: int = 1) -> int:
         """Microbatches in flight during an optimizer step at most."""
-        return num_stages - stage - 1 if self is Schedule.ASYNC else 0
+        if self.is_flushed:
+            return 0
+        depth = num_stages - stage - 1
+        return min(depth, update_frequency) if self.delays(num_stages) else depth
+
+    def max_staleness(self, stage: int, num_stages: int, update_frequency: int = 1) -> int:
+        """Steps between the weights of a forward pass and those its gradient updates, at most."""
+        if self.delays(num_stages):
+            return 1
+        return -(-self.in_flight_at_step(stage, num_stages) // update_frequency)
 
     def stashed_versions(self, stage: int, num_stages: int, update_frequency: int = 1) -> int:
         """Weight versions a stage holds at most besides the current one."""
-        return -(-self.in_flight_at_step(stage, num_stages) // update_frequency)
+        return self.max_staleness(stage, num_stages, update_frequency)
 
     def lasting_versions(self, stage: int, num_stages: int, update_frequency: int = 1) -> int:
         """Those of them that outlast the first backward pass after a step.
@@ -52,6 +103,8 @@ class Schedule(StrEnum):
         Only these meet a whole set of gradients: the step has used up those before, and the first
         backward pass makes the next while it frees activations.
         """
+        if self.delays(num_stages):
+            return 1
         left = max(self.in_flight_at_step(stage, num_stages) - 1, 0)
         return -(-left // update_frequency)
 
@@ -66,10 +119,15 @@ class Schedule(StrEnum):
 
 
 class ActionKind(StrEnum):
-    """What a stage does with one microbatch, or with its optimizer."""
+    """What a stage does with one microbatch, or with its optimizer.
+
+    A backward pass is one, or two: first the gradients of inputs, later those of weights.
+    """
 
     FORWARD = "F"
     BACKWARD = "B"
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHT = "W"
     STEP = "S"
 
 
@@ -100,9 +158,42 @@ class StagePosition:
     update_frequency: int
 
     @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are computed apart from those of inputs."""
+        return self.schedule.splits_backward(self.stage)
+
+    @property
+    def max_ahead(self) -> int:
+        """Microbatches between their forward pass and the gradients of their inputs at most."""
+        return self.schedule.max_ahead(self.stage, self.num_stages, self.update_frequency)
+
+    @property
+    def max_behind(self) -> int:
+        """Microbatches whose inputs have gradients, and their weights not yet, at most."""
+        return self.schedule.max_behind(self.stage, self.update_frequency)
+
+    @property
     def max_in_flight(self) -> int:
-        """Microbatches between their forward and their backward pass at most."""
+        """Microbatches between their forward and the end of their backward pass at most."""
         return self.schedule.max_in_flight(self.stage, self.num_stages, self.update_frequency)
+
+    @property
+    def max_staleness(self) -> int:
+        """Steps between the weights of a forward pass and those its gradient updates, at most."""
+        return self.schedule.max_staleness(self.stage, self.num_stages, self.update_frequency)
+
+    def version_of(self, microbatch: int) -> int:
+        """The steps of this epoch that the weights of a microbatch's forward pass have behind them.
+
+        Its gradient is part of step `microbatch // update_frequency`; the difference of the two is
+        its staleness.
+        """
+        frequency = self.update_frequency
+        if self.schedule.delays(self.num_stages):
+            return max(microbatch // frequency - 1, 0)
+        if self.schedule.is_flushed:
+            return microbatch // frequency
+        return max(microbatch - (self.num_stages - self.stage - 1), 0) // frequency
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +201,15 @@ class Progress:
     """Where a stage stands in an epoch.
 
     Attributes:
-        forwards, backwards, steps: actions done so far.
+        forwards, steps: actions done so far.
+        backwards: microbatches whose inputs have their gradients.
+        completed: microbatches whose weights have theirs too.
         total: microbatches in the epoch, None while more may come.
     """
 
     forwards: int = 0
     backwards: int = 0
+    completed: int = 0
     steps: int = 0
     total: int | None = None
 
@@ -125,7 +219,11 @@ class Progress:
             case ActionKind.FORWARD:
                 return replace(self, forwards=self.forwards + 1)
             case ActionKind.BACKWARD:
+                return replace(self, backwards=self.backwards + 1, completed=self.completed + 1)
+            case ActionKind.BACKWARD_INPUT:
                 return replace(self, backwards=self.backwards + 1)
+            case ActionKind.BACKWARD_WEIGHT:
+                return replace(self, completed=self.completed + 1)
             case ActionKind.STEP:
                 return replace(self, steps=self.steps + 1)
 
@@ -138,20 +236,36 @@ def next_action(position: StagePosition, progress: Progress) -> Action | None:
     """
     frequency = position.update_frequency
     step_end = (progress.steps + 1) * frequency
-    ended = progress.total is not None and progress.backwards == progress.total
-    unapplied = progress.backwards - progress.steps * frequency
-    if progress.backwards >= step_end or (ended and unapplied > 0):
+    ended = progress.total is not None and progress.completed == progress.total
+    unapplied = progress.completed - progress.steps * frequency
+    if progress.completed >= step_end or (ended and unapplied > 0):
         return Action(ActionKind.STEP, progress.steps)
     if ended:
         return None
     last_forward = progress.total
-    if position.schedule is Schedule.ONE_F_ONE_B:
-        last_forward = step_end if last_forward is None else min(step_end, last_forward)
-    in_flight = progress.forwards - progress.backwards
+    if (newest := _last_forward(position, step_end)) is not None:
+        last_forward = newest if last_forward is None else min(newest, last_forward)
+    ahead = progress.forwards - progress.backwards
+    behind = progress.backwards - progress.completed
+    if behind > position.max_behind:
+        return Action(ActionKind.BACKWARD_WEIGHT, progress.completed)
     more_to_come = last_forward is None or progress.forwards < last_forward
-    if more_to_come and in_flight < position.max_in_flight:
+    if more_to_come and ahead < position.max_ahead:
         return Action(ActionKind.FORWARD, progress.forwards)
-    return Action(ActionKind.BACKWARD, progress.backwards)
+    if ahead:
+        splits = position.splits_backward
+        kind = ActionKind.BACKWARD_INPUT if splits else ActionKind.BACKWARD
+        return Action(kind, progress.backwards)
+    return Action(ActionKind.BACKWARD_WEIGHT, progress.completed)
+
+
+def _last_forward(position: StagePosition, step_end: int) -> int | None:
+    """Microbatches whose weights exist before the step that ends with `step_end`, None for any."""
+    if position.schedule.is_flushed:
+        return step_end
+    if position.schedule.delays(position.num_stages):
+        return step_end + position.update_frequency
+    return None
 
 
 def list_actions(position: StagePosition, num_microbatches: int) -> Iterator[Action]:

@@ -4,7 +4,8 @@ Forward passes run on aliases of the parameters (same storage, separate autograd
 gradients go to the parameters. An update
 while some forward pass still awaits its backward pass first moves the parameters to fresh
 storage, so the old version stays whole for as long as it is referenced and not a moment longer
-(weight stashing, PipeDream; here copy-on-write). Without microbatches in flight nothing is copied.
+(weight stashing, PipeDream; here copy-on-write). Without microbatches in flight nothing is copied,
+unless a schedule computes with the version before the newest (PipeDream-2BW), which then stays.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
+
+from ravnest.errors import TrainingError
 
 
 @dataclass(slots=True)
@@ -35,10 +38,15 @@ class WeightVersions:
 
     Args:
         parameters: by original name, in the model's order; the optimizer's own objects.
+        keeps_previous: keep the version before each optimizer step until the next one.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    def __init__(
+        self, parameters: Mapping[str, torch.nn.Parameter], *, keeps_previous: bool = False
+    ) -> None:
         self._parameters = dict(parameters)
+        self._keeps_previous = keeps_previous
+        self._previous: WeightVersion | None = None
         self._current = WeightVersion(0, self._aliases())
         self._num_stashed = 0
 
@@ -49,13 +57,21 @@ class WeightVersions:
 
     @property
     def num_stashed(self) -> int:
-        """Older versions still held in memory for a backward pass."""
+        """Older versions still held in memory for a backward pass, or for a forward pass."""
         return self._num_stashed
 
-    def acquire(self) -> WeightVersion:
-        """The current version, for a forward pass; `release` it after the backward pass."""
-        self._current.references += 1
-        return self._current
+    def acquire(self, number: int | None = None) -> WeightVersion:
+        """A version for a forward pass; `release` it after the backward pass.
+
+        Args:
+            number: of the version, None for the current one.
+
+        Raises:
+            TrainingError: there is none of that number.
+        """
+        version = self._find(number)
+        version.references += 1
+        return version
 
     def release(self, version: WeightVersion) -> None:
         """Drops the reference of a forward pass whose backward pass is done."""
@@ -81,9 +97,10 @@ class WeightVersions:
             # Out of place, and the dense one first: its sum with a sparse one is dense.
             parameter.grad = added if parameter.grad is None else added + parameter.grad
 
-    def copies(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """The newest values in memory of their own on the CPU, by name."""
-        return {name: self._parameters[name].detach().to("cpu", copy=True) for name in names}
+    def copies(self, names: Iterable[str], number: int | None = None) -> dict[str, torch.Tensor]:
+        """The values of a version, by default the newest, in memory of their own on the CPU."""
+        tensors = self._find(number).tensors
+        return {name: tensors[name].detach().to("cpu", copy=True) for name in names}
 
     def overwrite(self, values: Mapping[str, torch.Tensor]) -> None:
         """Makes a new version with other values; forward passes in flight keep theirs."""
@@ -95,6 +112,19 @@ class WeightVersions:
     def form_of(self, name: str) -> tuple[torch.Size, torch.dtype]:
         """Shape and dtype of a parameter."""
         return self._parameters[name].shape, self._parameters[name].dtype
+
+    def begin_step(self) -> None:
+        """Must be called before an optimizer step."""
+        if self._keeps_previous:
+            self.forget_previous()
+            self._previous = self.acquire()
+        self.begin_update()
+
+    def forget_previous(self) -> None:
+        """Drops the version before the newest: forward passes go on with the newest."""
+        if self._previous is not None:
+            self.release(self._previous)
+            self._previous = None
 
     def begin_update(self) -> None:
         """Must be called before the parameters change in place."""
@@ -117,6 +147,18 @@ class WeightVersions:
     def current(self) -> dict[str, torch.Tensor]:
         """The newest weights by name, for passes without gradients."""
         return self._current.tensors
+
+    def _find(self, number: int | None) -> WeightVersion:
+        if number is None or number == self._current.number:
+            return self._current
+        if self._previous is not None and number == self._previous.number:
+            return self._previous
+        held = [] if self._previous is None else [self._previous.number]
+        raise TrainingError(
+            f"a forward pass needs the weights of {number} optimizer steps; this stage has those "
+            f"of {' and '.join(map(str, [*held, self._current.number]))}",
+            hint="this is a defect of the schedule, not of your script: please report it",
+        )
 
     def _aliases(self) -> dict[str, torch.Tensor]:
         # `.data`, not `.detach()`: an alias that shared the parameter's version counter would count

@@ -16,9 +16,12 @@ PROTOCOL_VERSION = 1
 CONTROL_LANE = ""
 
 MAX_CHUNK_BYTES = 2 << 20
-# Below this a message is one gRPC message; above it copying into the envelope costs more.
-MAX_INLINE_BYTES = 60 << 10
-# One gRPC message at most: an announcement with the largest header and no inline payload.
+# Header and payload up to this size go as one gRPC message.
+MAX_WHOLE_BYTES = MAX_CHUNK_BYTES
+# No protobuf message begins with it: a field's number is never 0.
+_WHOLE = b"\0"
+_PREFIX_BYTES = 5
+# One gRPC message at most: an announcement with the largest header.
 MAX_GRPC_BYTES = MAX_HEADER_BYTES + (1 << 20)
 
 
@@ -40,32 +43,55 @@ def farewell(failure: str | None) -> bytes:
     return link_pb2.ToReceiver(farewell=body).SerializeToString()
 
 
-def welcome(window: int) -> bytes:
-    """The answer to an accepted Hello."""
-    return link_pb2.ToSender(welcome=link_pb2.Welcome(window=window)).SerializeToString()
+def welcome(lane: str, window: int) -> bytes:
+    """Tells the sender of an accepted lane how many messages it may have unconsumed."""
+    body = link_pb2.Welcome(lane=lane, window=window)
+    return link_pb2.ToReceiver(welcome=body).SerializeToString()
+
+
+def credit(lane: str, num_messages: int) -> bytes:
+    """Tells the sender of a lane that messages were consumed."""
+    body = link_pb2.Credit(lane=lane, num_messages=num_messages)
+    return link_pb2.ToReceiver(credit=body).SerializeToString()
+
+
+def received() -> bytes:
+    """The response to a stream that has ended as it should."""
+    return link_pb2.ToSender(received=link_pb2.Received()).SerializeToString()
 
 
 def refusal(reason: str) -> bytes:
-    """The last response of a stream that is not accepted, or no longer."""
+    """The response to a stream that is not accepted, or no longer."""
     return link_pb2.ToSender(refusal=link_pb2.Refusal(reason=reason)).SerializeToString()
 
 
-def credit(num_messages: int) -> bytes:
-    """Tells the sender that messages were consumed."""
-    body = link_pb2.Credit(num_messages=num_messages)
-    return link_pb2.ToSender(credit=body).SerializeToString()
-
-
 def requests_of(message: Message) -> Iterator[bytes]:
-    """One announcement, and the chunks of a payload that is not inline."""
-    num_bytes = message.num_bytes
-    body = link_pb2.Announcement(header=message.header, num_bytes=num_bytes)
-    if len(message.header) + num_bytes <= MAX_INLINE_BYTES:
-        body.inline = b"".join(flat_views(message.payload))
-        yield link_pb2.ToReceiver(announcement=body).SerializeToString()
+    """A small message whole; of a large one an announcement, and the chunks of its payload."""
+    header, num_bytes = message.header, message.num_bytes
+    if len(header) + num_bytes <= MAX_WHOLE_BYTES:
+        prefix = _WHOLE + len(header).to_bytes(_PREFIX_BYTES - 1)
+        yield b"".join((prefix, header, *flat_views(message.payload)))
         return
+    body = link_pb2.Announcement(header=header, num_bytes=num_bytes)
     yield link_pb2.ToReceiver(announcement=body).SerializeToString()
     yield from _chunks(message.payload)
+
+
+def whole_of(raw: bytes) -> tuple[bytes, memoryview] | None:
+    """Header and payload of a whole message, None when it is another request.
+
+    Raises:
+        ProtocolError: it is cut short, or larger than whole messages may be.
+    """
+    if not raw.startswith(_WHOLE):
+        return None
+    start = _PREFIX_BYTES + int.from_bytes(raw[1:_PREFIX_BYTES])
+    if not start <= len(raw) <= _PREFIX_BYTES + MAX_WHOLE_BYTES:
+        raise ProtocolError(
+            f"a whole message of {len(raw)} bytes came whose payload begins at {start}; "
+            f"at most {MAX_WHOLE_BYTES} bytes of header and payload are allowed"
+        )
+    return raw[_PREFIX_BYTES:start], memoryview(raw)[start:]
 
 
 def _chunks(payload: Sequence[Buffer]) -> Iterator[bytes]:
@@ -100,20 +126,20 @@ def parse_response(raw: bytes) -> link_pb2.ToSender:
     return response
 
 
-def check_announcement(body: link_pb2.Announcement, max_payload_bytes: int) -> None:
-    """Raises ProtocolError when the sizes break a limit or contradict each other."""
-    if body.num_bytes > max_payload_bytes:
+def check_payload(num_bytes: int, max_payload_bytes: int) -> None:
+    """Raises ProtocolError when a payload of that size breaks the limit."""
+    if num_bytes > max_payload_bytes:
         raise ProtocolError(
-            f"a payload of {body.num_bytes} bytes is announced, "
-            f"at most {max_payload_bytes} are allowed"
+            f"a payload of {num_bytes} bytes is announced, at most {max_payload_bytes} are allowed"
         )
+
+
+def check_announcement(body: link_pb2.Announcement, max_payload_bytes: int) -> None:
+    """Raises ProtocolError when the sizes break a limit."""
+    check_payload(body.num_bytes, max_payload_bytes)
     if len(body.header) > MAX_HEADER_BYTES:
         raise ProtocolError(
             f"a header has {len(body.header)} bytes, at most {MAX_HEADER_BYTES} are allowed"
-        )
-    if body.inline and len(body.inline) != body.num_bytes:
-        raise ProtocolError(
-            f"an inline payload has {len(body.inline)} bytes, {body.num_bytes} were announced"
         )
 
 

@@ -48,8 +48,8 @@ class PeerChannel:
     def open_stream(self, requests: Iterator[bytes]) -> Call:
         """Starts a stream from its requests; only lanes that were opened call it."""
         assert self._channel is not None
-        method = self._channel.stream_stream(f"/{SERVICE}/{METHOD}", None, None)
-        return method(requests, wait_for_ready=True)
+        method = self._channel.stream_unary(f"/{SERVICE}/{METHOD}", None, None)
+        return method.future(requests, wait_for_ready=True)
 
     def knock_now(self) -> None:
         """The peer has shown itself: tries at once."""

@@ -13,10 +13,13 @@ from ravnest.transport.envelope import (
     MAX_CHUNK_BYTES,
     PROTOCOL_VERSION,
     check_announcement,
+    check_payload,
     credit,
     parse_request,
+    received,
     refusal,
     welcome,
+    whole_of,
 )
 from ravnest.transport.grpc_options import grpc
 from ravnest.transport.inbox import Inbox
@@ -25,11 +28,9 @@ from ravnest.transport.limits import MAX_LANE_CHARS
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
 from ravnest.transport.peers import PeerState, PeerTable
+from ravnest.transport.window import ReceiveWindow
 
 _PAST = {PeerState.LEFT: "left", PeerState.FAILED: "failed", PeerState.LOST: "was lost"}
-
-# Stands in the queue of responses for all credits not yet sent, so that many become one.
-_CREDITS = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Reception:
     Attributes:
         refused: told where every refused stream came from, and the reason.
         arrived: told which peer has opened a stream.
+        reply: sends a request to a peer on the control lane to it.
+        answered: told the Welcome or Credit that a peer gives to a lane of this node.
         hello_timeout_s: a stream that says nothing for so long is cut.
     """
 
@@ -51,60 +54,37 @@ class Reception:
     pool: BufferPool
     refused: Callable[[str, str], None]
     arrived: Callable[[int], None]
+    reply: Callable[[int, bytes], None]
+    answered: Callable[[int, link_pb2.ToReceiver], None]
     hello_timeout_s: float = 10.0
 
 
 class IncomingLane:
-    """One stream from a peer, or from a stranger until its Hello is accepted."""
+    """One stream from a peer, or from a stranger until its Hello is accepted.
+
+    All of it is read in the thread that gRPC gives to the stream; `greeter` only lives until the
+    Hello, because gRPC's iterator cannot be waited for with a limit.
+    """
 
     def __init__(self, reception: Reception, requests: Iterator[bytes], source: str) -> None:
         self._reception = reception
         self._requests = requests
         self._source = source
-        self._responses: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._credits = 0
-        self._credits_lock = threading.Lock()
+        self._first: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._hello: link_pb2.Hello | None = None
-        self.reader = threading.Thread(
-            target=self._read, name=f"ravnest-from-{source}", daemon=True
+        self.greeter = threading.Thread(
+            target=self._await_hello, name=f"ravnest-greeter-{source}", daemon=True
         )
 
-    def responses(self) -> Iterator[bytes]:
-        """What gRPC's thread sends back: Welcome and credits, or a refusal."""
-        self.reader.start()
-        try:
-            item = self._responses.get(timeout=self._reception.hello_timeout_s)
-        except queue.Empty:
-            reason = f"no Hello came within {self._reception.hello_timeout_s:g} s"
-            self._reception.refused(self._source, reason)
-            item = refusal(reason)
-            self._responses.put(None)
-        while item is not None:
-            yield item
-            item = self._next_response()
-
-    def _next_response(self) -> bytes | None:
-        while (item := self._responses.get()) is _CREDITS:
-            with self._credits_lock:
-                num_credits, self._credits = self._credits, 0
-            if num_credits:
-                return credit(num_credits)
-        return item
-
-    def _give_credit(self) -> None:
-        with self._credits_lock:
-            self._credits += 1
-        self._responses.put(_CREDITS)
-
-    def _read(self) -> None:
-        """Body of the reader thread; every way out ends the responses."""
+    def serve(self) -> bytes:
+        """Takes in everything until the stream ends; returns the response to it."""
         try:
             self._converse()
         except ProtocolError as error:
             self._reception.refused(self._source, error.message)
-            self._responses.put(refusal(error.message))
             if self._hello is not None:
                 self._reception.peers.broke_protocol(self._hello.sender, error.message)
+            return refusal(error.message)
         except (grpc.RpcError, StopIteration):
             # A lost connection shows as either, depending on what gRPC notices first.
             if self._hello is not None:
@@ -113,16 +93,38 @@ class IncomingLane:
         finally:
             if self._hello is not None:
                 self._reception.inbox.close_lane(self._hello.sender, self._hello.lane)
-            self._responses.put(None)
+        return received()
+
+    def _await_hello(self) -> None:
+        try:
+            self._first.put(next(self._requests))
+        except (grpc.RpcError, StopIteration):
+            self._first.put(None)
+
+    def _first_request(self) -> bytes | None:
+        self.greeter.start()
+        limit_s = self._reception.hello_timeout_s
+        try:
+            return self._first.get(timeout=limit_s)
+        except queue.Empty:
+            raise ProtocolError(f"no Hello came within {limit_s:g} s") from None
 
     def _converse(self) -> None:
-        sender, lane = self._admit(parse_request(next(self._requests)))
+        if (first := self._first_request()) is None:
+            return
+        sender, lane, window = self._admit(first)
         while True:
-            request = parse_request(next(self._requests))
+            raw = next(self._requests)
+            if lane != CONTROL_LANE and (whole := whole_of(raw)) is not None:
+                self._deliver(sender, lane, window, self._copied(*whole))
+                continue
+            request = parse_request(raw)
             match request.WhichOneof("body"):
                 case "announcement" if lane != CONTROL_LANE:
-                    message = self._take_message(request.announcement)
-                    self._reception.inbox.deliver(sender, lane, message)
+                    message = self._take_chunks(request.announcement)
+                    self._deliver(sender, lane, window, message)
+                case "welcome" | "credit" if lane == CONTROL_LANE:
+                    self._reception.answered(sender, request)
                 case "farewell":
                     if lane == CONTROL_LANE:
                         self._part(sender, request.farewell)
@@ -130,19 +132,30 @@ class IncomingLane:
                 case other:
                     raise ProtocolError(f"an unexpected {other} came on lane {lane!r}")
 
-    def _admit(self, request: link_pb2.ToReceiver) -> tuple[int, str]:
+    def _deliver(self, sender: int, lane: str, window: ReceiveWindow, message: Message) -> None:
+        window.arrived()
+        self._reception.inbox.deliver(sender, lane, message)
+
+    def _admit(self, first: bytes) -> tuple[int, str, ReceiveWindow]:
+        request = parse_request(first)
         if request.WhichOneof("body") != "hello":
             raise ProtocolError(f"a stream began with {request.WhichOneof('body')}, not with hello")
         hello = request.hello
         self._check_hello(hello)
-        reception = self._reception
-        window = reception.settings.window
-        reception.inbox.open_lane(hello.sender, hello.lane, self._give_credit, window)
+        reception, sender, lane = self._reception, hello.sender, hello.lane
+        size = reception.settings.window
+
+        def give(num_credits: int) -> None:
+            reception.reply(sender, credit(lane, num_credits))
+
+        window = ReceiveWindow(size, give)
+        reception.inbox.open_lane(sender, lane, window.consumed, size)
         self._hello = hello
-        reception.peers.connected(hello.sender)
-        reception.arrived(hello.sender)
-        self._responses.put(welcome(window))
-        return hello.sender, hello.lane
+        reception.peers.connected(sender)
+        reception.arrived(sender)
+        if lane != CONTROL_LANE:
+            reception.reply(sender, welcome(lane, size))
+        return sender, lane, window
 
     def _check_hello(self, hello: link_pb2.Hello) -> None:
         ours = self._reception
@@ -171,16 +184,19 @@ class IncomingLane:
         if (state := ours.peers.state(hello.sender)).is_final:
             raise ProtocolError(f"node {hello.sender} {_PAST[state]} before; it cannot come again")
 
-    def _take_message(self, announcement: link_pb2.Announcement) -> Message:
+    def _copied(self, header: bytes, whole: memoryview) -> Message:
+        check_payload(whole.nbytes, self._reception.settings.max_payload_bytes)
+        payload = self._reception.pool.take(whole.nbytes)
+        payload[:] = whole
+        return Message(header, (payload,))
+
+    def _take_chunks(self, announcement: link_pb2.Announcement) -> Message:
         check_announcement(announcement, self._reception.settings.max_payload_bytes)
         num_bytes = announcement.num_bytes
         try:
             payload = self._reception.pool.take(num_bytes)
         except (MemoryError, OverflowError, OSError) as error:
             raise ProtocolError(f"no memory for the {num_bytes} bytes announced") from error
-        if announcement.inline:
-            payload[:] = announcement.inline
-            return Message(announcement.header, (payload,))
         offset = 0
         while offset < num_bytes:
             chunk = next(self._requests)

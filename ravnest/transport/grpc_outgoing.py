@@ -1,4 +1,4 @@
-"""The sending end of one lane over gRPC: a queue, gRPC's writer thread and one reader thread."""
+"""The sending end of one lane over gRPC: a queue, and gRPC's writer thread that empties it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ravnest.errors import ProtocolError
@@ -13,20 +14,28 @@ from ravnest.transport.envelope import farewell, parse_response, requests_of
 from ravnest.transport.grpc_options import grpc
 from ravnest.transport.interface import Message, TransportSettings
 from ravnest.transport.peers import PeerTable
-from ravnest.transport.window import SendWindow
+from ravnest.transport.window import Allowance, SendWindow
 
 _log = logging.getLogger(__name__)
 
 # The type exists in the stubs only.
-Call: TypeAlias = "grpc.CallIterator[bytes]"
+Call: TypeAlias = "grpc.CallFuture[bytes]"
 OpenStream: TypeAlias = Callable[[Iterator[bytes]], Call]
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The request that ends a stream; an empty one only wakes the writer."""
+
+    request: bytes
 
 
 class OutgoingLane:
     """One stream to one peer.
 
-    gRPC's own thread takes the requests from `_requests`; a thread of ours reads the responses.
-    Messages wait in the queue until the peer has come and said Welcome.
+    gRPC's own thread takes the requests from `_requests`. Nobody reads: the one response comes at
+    the end, and what the peer says before it comes on its control lane (`welcomed`, `credited`).
+    Messages wait in the queue until the peer has come, all but the first until it says Welcome.
 
     Args:
         hello: first request of the stream.
@@ -50,97 +59,115 @@ class OutgoingLane:
         self._window = SendWindow(peers, settings, peer, lane)
         self._hello = hello
         self._open_stream = open_stream
-        self._queue: queue.SimpleQueue[Message | bytes] = queue.SimpleQueue()
-        self._allowed = threading.Semaphore(0)
+        self._queue: queue.SimpleQueue[Message | bytes | _Last] = queue.SimpleQueue()
+        self._allowance = Allowance()
         self._is_cut = False
         self._has_said_all = False
         self._call: Call | None = None
         self._writer: threading.Thread | None = None
-        self._reader = threading.Thread(
-            target=self._read, name=f"ravnest-to-{peer}-{lane or 'control'}", daemon=True
-        )
 
     def open(self) -> None:
         """Opens the stream, whether the peer is there or not."""
         self._call = self._open_stream(self._requests())
-        self._reader.start()
+        self._call.add_done_callback(self._ended)
 
     def send(self, message: Message, purpose: str) -> None:
         """Queues a message, waiting for a credit; raises as `Transport.send` does."""
         self._window.take(purpose)
         self._queue.put(message)
 
+    def tell(self, request: bytes) -> None:
+        """Queues a request that needs no credit."""
+        self._queue.put(request)
+
+    def welcomed(self, window: int) -> None:
+        """The peer has accepted the lane; ProtocolError when it did before, or takes nothing."""
+        what = f"node {self.peer} welcomes lane {self.lane!r} with a window of {window}"
+        if window < 1:
+            raise ProtocolError(what)
+        if not self._allowance.welcomed(window):
+            raise ProtocolError(f"{what} a second time")
+
+    def credited(self, num_messages: int) -> None:
+        """The peer has consumed messages; ProtocolError when it cannot have."""
+        self._window.give(num_messages)
+        self._allowance.add(num_messages)
+
     def finish(self, failure: str | None = None) -> None:
         """Ends the stream after what is queued; `done` is set when the peer has it all."""
-        self._queue.put(farewell(failure))
+        self._queue.put(_Last(farewell(failure)))
+
+    def drain(self) -> None:
+        """As `finish`, but drops messages that would first need the peer to consume others."""
+        self._allowance.end()
+        self.finish()
 
     def cut(self) -> None:
-        """Drops what is queued, ends the stream and joins its threads."""
-        self._is_cut = True
+        """Drops what is queued, ends the stream and joins its thread."""
+        self._stop_writing()
         if self._call is not None:
             self._call.cancel()  # type: ignore[no-untyped-call]
-        self._queue.put(b"")
-        self._allowed.release()
-        for thread in (self._reader, self._writer):
-            if thread is not None and thread.ident is not None:
-                thread.join()
+        if self._writer is not None:
+            self._writer.join()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the peer was there and its stream was opened."""
+        return self._call is not None
 
     def num_undelivered(self) -> int:
         """Messages, and perhaps the farewell, that gRPC has not taken."""
         return self._queue.qsize()
+
+    def _stop_writing(self) -> None:
+        self._is_cut = True
+        self._queue.put(_Last(b""))
+        # The writer may wait for credits that will never come.
+        self._allowance.close()
 
     def _requests(self) -> Iterator[bytes]:
         self._writer = threading.current_thread()
         yield self._hello
         while True:
             item = self._queue.get()
-            if isinstance(item, Message):
-                self._allowed.acquire()
+            is_allowed = not isinstance(item, Message) or self._allowance.take()
             if self._is_cut:
                 return
-            if isinstance(item, bytes):
-                self._has_said_all = True
+            if isinstance(item, Message):
+                if is_allowed:
+                    yield from requests_of(item)
+            elif isinstance(item, bytes):
                 yield item
+            else:
+                self._has_said_all = True
+                yield item.request
                 return
-            yield from requests_of(item)
+            # Not to be kept until the next one comes.
+            del item
 
-    def _read(self) -> None:
-        assert self._call is not None
+    def _ended(self, _: object) -> None:
+        """Called by gRPC when the stream is over, for whatever reason."""
+        call = self._call
+        assert call is not None
         try:
-            for raw in self._call:
-                self._take_response(raw)
-            if not self._has_said_all:
-                self._peers.lost(self.peer, f"it ended lane {self.lane!r} before we did")
+            if call.code() is grpc.StatusCode.OK:
+                self._take_response(call.result())
+            elif not self._is_cut:
+                self._stream_broke(call.code(), call.details())
         except ProtocolError as error:
-            self._call.cancel()  # type: ignore[no-untyped-call]
             self._peers.broke_protocol(self.peer, error.message)
-        except grpc.RpcError as error:
-            self._stream_broke(error)
         finally:
             self.done.set()
-            # The writer may wait for credits that will never come.
-            self._is_cut = True
-            self._queue.put(b"")
-            self._allowed.release()
+            self._stop_writing()
 
     def _take_response(self, raw: bytes) -> None:
         response = parse_response(raw)
-        match response.WhichOneof("body"):
-            case "welcome":
-                if response.welcome.window < 1:
-                    raise ProtocolError("it welcomes this node with a window of 0")
-                self._peers.connected(self.peer)
-                self._allowed.release(response.welcome.window)
-            case "credit":
-                self._window.give(response.credit.num_messages)
-                self._allowed.release(response.credit.num_messages)
-            case _:
-                raise ProtocolError(f"it refuses lane {self.lane!r}: {response.refusal.reason}")
+        if response.WhichOneof("body") == "refusal":
+            raise ProtocolError(f"it refuses lane {self.lane!r}: {response.refusal.reason}")
+        if not self._has_said_all:
+            self._peers.lost(self.peer, f"it ended lane {self.lane!r} before we did")
 
-    def _stream_broke(self, error: grpc.RpcError) -> None:
-        if self._is_cut:
-            return
-        code, details = error.code(), error.details()
+    def _stream_broke(self, code: grpc.StatusCode, details: str) -> None:
         _log.debug("lane %r to node %d broke: %s %s", self.lane, self.peer, code, details)
         if code is grpc.StatusCode.UNIMPLEMENTED:
             self._peers.broke_protocol(self.peer, "what listens there is not Ravnest")

@@ -78,7 +78,7 @@ class RefusalLog:
 
 
 class LinkServer:
-    """Listens from construction to `stop`."""
+    """Has its port from construction on, serves from `start` to `stop`."""
 
     def __init__(self, bind: str, reception: Reception) -> None:
         self._reception = reception
@@ -91,7 +91,7 @@ class LinkServer:
             options=SERVER_OPTIONS,
             maximum_concurrent_rpcs=STREAMS_FOR_STRANGERS + MAX_LANES * len(reception.expected),
         )
-        handler = grpc.stream_stream_rpc_method_handler(self._serve, None, None)
+        handler = grpc.stream_unary_rpc_method_handler(self._serve, None, None)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
         )
@@ -99,6 +99,9 @@ class LinkServer:
             self.port = self._server.add_insecure_port(bind)
         except RuntimeError as error:
             raise AddressInUseError(f"cannot listen on {bind}: {error}") from error
+
+    def start(self) -> None:
+        """Lets peers in."""
         self._server.start()
 
     def stop(self) -> None:
@@ -108,10 +111,15 @@ class LinkServer:
         with self._lock:
             lanes = list(self._lanes)
         for lane in lanes:
-            lane.reader.join()
+            if lane.greeter.ident is not None:
+                lane.greeter.join()
 
-    def _serve(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _serve(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         lane = IncomingLane(self._reception, requests, context.peer())
         with self._lock:
-            self._lanes = {lane for lane in self._lanes if lane.reader.is_alive()} | {lane}
-        yield from lane.responses()
+            self._lanes.add(lane)
+        try:
+            return lane.serve()
+        finally:
+            with self._lock:
+                self._lanes.discard(lane)

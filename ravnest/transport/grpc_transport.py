@@ -7,12 +7,9 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from ravnest.errors import ConfigError, TransportError
+from ravnest.errors import ConfigError, ProtocolError, TransportError
 from ravnest.transport.address import is_loopback, split_address, why_unreachable
-from ravnest.transport.envelope import (
-    CONTROL_LANE,
-    hello,
-)
+from ravnest.transport.envelope import CONTROL_LANE, hello
 from ravnest.transport.grpc_channel import PeerChannel
 from ravnest.transport.grpc_incoming import Reception
 from ravnest.transport.grpc_outgoing import OutgoingLane
@@ -21,10 +18,13 @@ from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message, PeerAddress, Transport, TransportSettings
 from ravnest.transport.limits import check_header, check_lane
 from ravnest.transport.payload import BufferPool
+from ravnest.transport.pb import link_pb2
 from ravnest.transport.peers import Lifecycle, PeerState, PeerTable
 
 _log = logging.getLogger(__name__)
 
+# How long a failure may be held back by messages that are on their way.
+DRAIN_S = 1.0
 # How long a farewell may take to a peer that is there, and to one that never was.
 FAREWELL_S = 3.0
 FAREWELL_TO_ABSENT_S = 0.5
@@ -103,6 +103,8 @@ class GrpcTransport(Transport):
             pool=BufferPool(),
             refused=self._refusals.add,
             arrived=self._arrived,
+            reply=self._reply,
+            answered=self._answered,
         )
         try:
             self._server = LinkServer(self._bind, reception)
@@ -112,6 +114,8 @@ class GrpcTransport(Transport):
         for peer, address in self._addresses.items():
             self._channels[peer] = PeerChannel(address, f"ravnest-knock-{peer}")
             self._lane(peer, CONTROL_LANE, "the control stream")
+        # Only now: whoever comes is answered on the control lane to it.
+        self._server.start()
 
     def send(self, peer: int, lane: str, message: Message, *, purpose: str) -> None:
         self._check_peer(peer, lane)
@@ -127,6 +131,7 @@ class GrpcTransport(Transport):
             if self._peers.close() is not Lifecycle.OPEN:
                 return
             try:
+                self._drain()
                 self._say_farewell(reason)
                 self._release()
             except Exception:  # the process is failing already; its own cause must come through
@@ -164,12 +169,44 @@ class GrpcTransport(Transport):
         if (channel := self._channels.get(peer)) is not None:
             channel.knock_now()
 
+    def _reply(self, peer: int, request: bytes) -> None:
+        with self._lanes_lock:
+            control = self._lanes[peer, CONTROL_LANE]
+        control.tell(request)
+
+    def _answered(self, peer: int, request: link_pb2.ToReceiver) -> None:
+        is_welcome = request.WhichOneof("body") == "welcome"
+        name = request.welcome.lane if is_welcome else request.credit.lane
+        with self._lanes_lock:
+            lane = self._lanes.get((peer, name))
+        if lane is None or name == CONTROL_LANE:
+            raise ProtocolError(
+                f"node {peer} answers lane {name!r}, which this node has not opened"
+            )
+        if is_welcome:
+            lane.welcomed(request.welcome.window)
+        else:
+            lane.credited(request.credit.num_messages)
+
     def _open_lanes(self) -> list[OutgoingLane]:
         with self._lanes_lock:
             return list(self._lanes.values())
 
+    def _drain(self) -> None:
+        """Lets what was sent arrive before the news of a failure, if that does not take long."""
+        lanes = self._data_lanes()
+        for lane in lanes:
+            lane.drain()
+        deadline = time.monotonic() + DRAIN_S
+        for lane in lanes:
+            if lane.is_open and not self._peers.state(lane.peer).is_final:
+                lane.done.wait(max(0.0, deadline - time.monotonic()))
+
+    def _data_lanes(self) -> list[OutgoingLane]:
+        return [lane for lane in self._open_lanes() if lane.lane != CONTROL_LANE]
+
     def _deliver_rest(self) -> None:
-        lanes = [lane for lane in self._open_lanes() if lane.lane != CONTROL_LANE]
+        lanes = self._data_lanes()
         for lane in lanes:
             lane.finish()
         deadline = time.monotonic() + self._settings.timeout_s

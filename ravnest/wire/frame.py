@@ -31,6 +31,7 @@ class FrameKind(IntEnum):
     TARGETS = 12
     TIED_GRADIENTS = 13
     TIED_VALUES = 14
+    GRADIENT_NORM = 15
 
 
 class Codec(IntEnum):

@@ -104,6 +104,8 @@ def unpack_details(text: bytes) -> dict[str, Any]:
 
 def _check_details(text: bytes, details: Mapping[str, Any]) -> None:
     limits.check("size of the details", len(text), limits.MAX_DETAILS_BYTES)
+    if text.count(b"[") + text.count(b"{") < limits.MAX_DETAILS_DEPTH:
+        return  # With so few containers they cannot nest too deep.
     depth = 0
     level: list[Any] = [details]
     while level:

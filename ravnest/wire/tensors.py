@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from ravnest.errors import ProtocolError
 from ravnest.wire import limits
 from ravnest.wire.casts import codec_for, is_valid_exponent, restore, shrink, wire_bytes
+from ravnest.wire.checksum import checksum
 from ravnest.wire.dtypes import dtype_of, number_of
 from ravnest.wire.frame import Codec
 from ravnest.wire.pb import frame_pb2
@@ -62,7 +62,7 @@ def _pack_one(name: str, tensor: torch.Tensor, codec: Codec) -> tuple[frame_pb2.
         codec=used,
         shape=tensor.shape,
         num_bytes=buffer.nbytes,
-        crc32=zlib.crc32(buffer),
+        checksum=checksum(buffer),
         scale_exponent=exponent,
     )
     return entry, buffer
@@ -141,9 +141,9 @@ def _unpack_one(entry: frame_pb2.Tensor, payload: memoryview) -> torch.Tensor:
     assert dtype is not None, "checked before"
     shape = tuple(entry.shape)
     raw = payload[entry.offset : entry.offset + entry.num_bytes]
-    if (found := zlib.crc32(raw)) != entry.crc32:
+    if (found := checksum(raw)) != entry.checksum:
         raise ProtocolError(
-            f"tensor {entry.name!r} is damaged: checksum {found:08x}, expected {entry.crc32:08x}"
+            f"tensor {entry.name!r} is damaged: checksum {found:08x}, expected {entry.checksum:08x}"
         )
     if not entry.num_bytes:
         return torch.empty(shape, dtype=dtype)

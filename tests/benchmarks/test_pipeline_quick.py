@@ -11,4 +11,5 @@ from quick_form import run_benchmark
 def test_the_short_form_reports_every_figure() -> None:
     _, report = run_benchmark("pipeline", "--quick", timeout_s=170)
     assert {"one process", "torch 1f1b", "ravnest 1f1b", "ravnest async"} <= report["digits"].keys()
-    assert [set(claim) for claim in report["claims"]] == [{"name", "value", "goal", "holds"}]
+    assert len(report["claims"]) == 4
+    assert {"name", "value", "goal", "holds"} <= set(report["claims"][0])

@@ -24,7 +24,7 @@ from ravnest.capture.exporting import CapturedModel, capture_model
 from ravnest.capture.splitting import split
 from ravnest.capture.stage_file import GRAPH_FILE, WEIGHTS_FILE, write_stage
 from ravnest.errors import CaptureError
-from ravnest.planning.self_test import SelfTest, prepare_test
+from ravnest.planning.checking.self_test import SelfTest, prepare_test
 
 Edit = Callable[[dict[str, Any]], None]
 

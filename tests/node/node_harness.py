@@ -72,10 +72,11 @@ def run_nodes(
     *,
     timeout_s: float = 30,
     arguments: dict[str, Any] | None = None,
+    network: MemoryNetwork | None = None,
     **more: Any,
 ) -> Run:
     """Runs `script` on every node of the plan; `arguments` and `more` are those of `Node`."""
-    network = MemoryNetwork()
+    network = network or MemoryNetwork()
     settings = TransportSettings(timeout_s=timeout_s)
 
     def work(node_id: int) -> None:

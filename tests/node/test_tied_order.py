@@ -15,9 +15,10 @@ class _Stage:
     """How far a stage is.
 
     Attributes:
-        versions: per forward pass the number of steps before it, which the values it sent have.
+        versions: per forward pass that of its weights, which the values that were sent have.
     """
 
+    position: StagePosition
     order: list[Action]
     done: int = 0
     versions: list[int] = field(default_factory=list)
@@ -25,9 +26,14 @@ class _Stage:
     def count(self, kind: ActionKind) -> int:
         return sum(action.kind is kind for action in self.order[: self.done])
 
+    def sent(self, kind: ActionKind) -> int:
+        """Messages of the kind that an action like this waits for."""
+        returns = (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
+        return sum(map(self.count, returns)) if kind in returns else self.count(kind)
+
     def do(self) -> None:
         if self.order[self.done].kind is ActionKind.FORWARD:
-            self.versions.append(self.count(ActionKind.STEP))
+            self.versions.append(self.position.version_of(len(self.versions)))
         self.done += 1
 
 
@@ -45,8 +51,10 @@ def test_sharing_never_locks_up_and_never_fills_a_window(
     index = st.integers(0, num_stages - 1)
     pairs = data.draw(st.sets(st.tuples(index, index).filter(lambda pair: pair[0] < pair[1])))
     stages = [
-        _Stage(list(list_actions(StagePosition(schedule, i, num_stages, frequency), total)))
-        for i in range(num_stages)
+        _Stage(position, list(list_actions(position, total)))
+        for position in (
+            StagePosition(schedule, i, num_stages, frequency) for i in range(num_stages)
+        )
     ]
 
     def can_go_on(index: int) -> bool:
@@ -59,9 +67,11 @@ def test_sharing_never_locks_up_and_never_fills_a_window(
             # Values for a forward pass were sent before the frame of that pass.
             ActionKind.FORWARD: [index - 1] if index > 0 else [],
             ActionKind.BACKWARD: [index + 1] if index + 1 < num_stages else [],
+            ActionKind.BACKWARD_INPUT: [index + 1] if index + 1 < num_stages else [],
+            ActionKind.BACKWARD_WEIGHT: [],
             ActionKind.STEP: [holder for owner, holder in pairs if owner == index],
         }
-        return all(stages[i].count(action.kind) > action.number for i in senders[action.kind])
+        return all(stages[i].sent(action.kind) > action.number for i in senders[action.kind])
 
     while possible := [i for i in range(num_stages) if can_go_on(i)]:
         stages[data.draw(st.sampled_from(possible))].do()

@@ -64,7 +64,7 @@ def test_a_frame_that_does_not_say_which_values_it_used_is_refused(tmp_path: Pat
 
     def script(node: Node) -> None:
         if node.node_type == "root":
-            node._parts.tied.before_pass = lambda frame: frame  # type: ignore[method-assign]
+            node._parts.tied.before_pass = lambda frame, version=None: frame  # type: ignore[method-assign]
         train(node)
 
     run_nodes(run, script, **SETTINGS)

@@ -169,6 +169,7 @@ def test_async_equals_delayed_training(nodes: int, frequency: int, tmp_path: Pat
         run,
         train,
         schedule="async",
+        delay_compensation=None,
         update_frequency=frequency,
         optimizer=torch.optim.SGD,
         optimizer_params={"lr": lr},

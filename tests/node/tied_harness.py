@@ -104,6 +104,7 @@ def decay(optimizer: torch.optim.Optimizer) -> Any:
 
 
 SETTINGS: dict[str, Any] = {
+    "delay_compensation": None,
     "optimizer": adam,
     "lr_scheduler": decay,
     "lr_step_on_epoch_change": False,

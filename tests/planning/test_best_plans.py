@@ -18,11 +18,11 @@ from benchmarks.planning_pools import cnn, gpt, pool
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.errors import NotEnoughMemoryError
 from ravnest.plan.model import NodeSpec
-from ravnest.planning.clusters import Formation, form_clusters
-from ravnest.planning.memory import MemoryModel
-from ravnest.planning.pool import LargePool
-from ravnest.planning.settings import PlanningSettings
-from ravnest.planning.table import cost_table
+from ravnest.planning.budget.memory import MemoryModel
+from ravnest.planning.clustering.clusters import Formation, form_clusters
+from ravnest.planning.inputs.settings import PlanningSettings
+from ravnest.planning.inputs.table import cost_table
+from ravnest.planning.pools.pool import LargePool
 from ravnest.stage.schedule import Schedule
 
 _SMALL = gpt(6, 512, samples=2)

@@ -11,13 +11,13 @@ import pytest
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.errors import NotEnoughMemoryError, PlanningError
 from ravnest.plan.model import NodeSpec
-from ravnest.planning.clusters import Formation, form_clusters
-from ravnest.planning.ordering import ClusterSearch
-from ravnest.planning.pace import Traits
-from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, PlanningSettings
-from ravnest.planning.shortage import format_bytes
-from ravnest.planning.subsets import along
-from ravnest.planning.table import cost_table
+from ravnest.planning.clustering.clusters import Formation, form_clusters
+from ravnest.planning.clustering.shortage import format_bytes
+from ravnest.planning.inputs.settings import RUNTIME_FOOTPRINT_BYTES, PlanningSettings
+from ravnest.planning.inputs.table import cost_table
+from ravnest.planning.search.ordering import ClusterSearch
+from ravnest.planning.search.pace import Traits
+from ravnest.planning.search.subsets import along
 
 CostsOf = Callable[..., GraphCosts]
 NodeOf = Callable[..., NodeSpec]

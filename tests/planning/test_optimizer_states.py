@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ravnest.errors import ConfigError
-from ravnest.planning.optimizer_states import ask_optimizer
+from ravnest.planning.budget.optimizer_states import ask_optimizer
 
 SHAPES = ((64, 32), (64,), (128, 64), (128, 64))
 PARAMETERS = [torch.empty(shape, device="meta") for shape in SHAPES]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ravnest.planning.ranges import RangeMax
+from ravnest.planning.inputs.ranges import RangeMax
 
 values = st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=40).map(np.array)
 

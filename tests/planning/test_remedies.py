@@ -11,9 +11,9 @@ import pytest
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.errors import NotEnoughMemoryError
 from ravnest.plan.model import NodeSpec
-from ravnest.planning.clusters import form_clusters
-from ravnest.planning.settings import OptimizerCost, PlanningSettings
-from ravnest.planning.table import cost_table
+from ravnest.planning.clustering.clusters import form_clusters
+from ravnest.planning.inputs.settings import OptimizerCost, PlanningSettings
+from ravnest.planning.inputs.table import cost_table
 
 NodeOf = Callable[..., NodeSpec]
 GB = 10**9

@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.plan.model import NodeSpec
-from ravnest.planning.memory import MemoryModel
-from ravnest.planning.settings import RUNTIME_FOOTPRINT_BYTES, OptimizerCost, PlanningSettings
-from ravnest.planning.stages import StageTimes, cut_into_stages
-from ravnest.planning.table import cost_table
+from ravnest.planning.budget.memory import MemoryModel
+from ravnest.planning.inputs.settings import (
+    RUNTIME_FOOTPRINT_BYTES,
+    OptimizerCost,
+    PlanningSettings,
+)
+from ravnest.planning.inputs.table import cost_table
+from ravnest.planning.search.stages import StageTimes, cut_into_stages
 from ravnest.stage.schedule import Schedule
 
 # Powers of two as rates and whole numbers as costs keep every sum exact, ties included.

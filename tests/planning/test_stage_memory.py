@@ -6,20 +6,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.plan.model import NodeSpec
-from ravnest.planning.holdings import RING_BYTES
-from ravnest.planning.memory import MemoryModel
-from ravnest.planning.settings import (
+from ravnest.planning.budget.holdings import RING_BYTES
+from ravnest.planning.budget.memory import MemoryModel
+from ravnest.planning.inputs.settings import (
     ACCELERATOR_FOOTPRINT_BYTES,
     RUNTIME_FOOTPRINT_BYTES,
     OptimizerCost,
     PlanningSettings,
 )
-from ravnest.planning.table import cost_table
+from ravnest.planning.inputs.table import cost_table
+from ravnest.stage.compensating import Compensator
+from ravnest.stage.delays import DelayCompensation, compensation_of
 from ravnest.stage.schedule import Schedule
 
 ADAM = OptimizerCost("two states", 2.0)
@@ -109,7 +112,7 @@ def test_a_step_of_few_microbatches_keeps_fewer_in_flight() -> None:
 
 
 def test_one_stage_alone_stashes_nothing() -> None:
-    assert [schedule.stashed_versions(0, 1) for schedule in Schedule] == [0, 0]
+    assert [schedule.stashed_versions(0, 1) for schedule in Schedule] == [0] * len(Schedule)
 
 
 def test_averaging_works_on_a_copy_of_everything_stored_in_its_own_dtype() -> None:
@@ -269,3 +272,32 @@ def test_parts_add_up_and_bounds_hold(model: MemoryModel, stages: int, data: st.
             assert model.budget(i, j, index, stages).total == peak[i, j]
             assert at_end[j] + at_start[i] <= peak[i, j] <= at_end[j] + at_start[i] + most
             assert held[j] - held[i] <= peak[i, j]
+
+
+def test_compensating_stages_keep_an_average_and_copy_weights_for_the_step() -> None:
+    settings = replace(SETTINGS, schedule=Schedule.ASYNC, update_frequency=1)
+    off = model_of(settings)
+    on = model_of(replace(settings, compensation=DelayCompensation.AUTO))
+    kept = [
+        on.budget(k, k + 1, k, 3).optimizer - off.budget(k, k + 1, k, 3).optimizer for k in range(3)
+    ]
+    assert kept == [1000, 2000, 0]  # a tensor like each parameter; the leaf has no delay
+    start, end = np.array(0), np.array(1)
+    steps = [m._holdings(0, 3)._step_bytes(start, end) for m in (off, on)]
+    assert steps[1] - steps[0] == 1000
+    flushed = replace(settings, schedule=Schedule.ONE_F_ONE_B)
+    assert peaks(model_of(replace(flushed, compensation=DelayCompensation.AUTO))) == peaks(
+        model_of(flushed)
+    )
+
+
+def test_a_compensator_keeps_what_is_counted() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(n, dtype=torch.bfloat16)) for n in (3, 50)]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    found = compensation_of(DelayCompensation.AUTO, 1.0, optimizer)
+    assert found is not None
+    compensator = Compensator(parameters, found)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    compensator.step(optimizer)
+    assert compensator.num_bytes == sum(parameter.nbytes for parameter in parameters)

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ravnest.errors import ConfigError
-from ravnest.planning.settings import BACKWARD_AND_FORWARD, FLOPS_PER_BYTE_WRITTEN
+from ravnest.planning.inputs.settings import BACKWARD_AND_FORWARD, FLOPS_PER_BYTE_WRITTEN
 from ravnest.probing.compute import ComputeReading, check_dtype, measure_compute
 from ravnest.probing.reference import REFERENCES, Reference, work_of
 

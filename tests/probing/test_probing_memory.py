@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ravnest.errors import ConfigError
-from ravnest.planning.available import _left_in_groups, available_memory_bytes
+from ravnest.planning.checking.available import _left_in_groups, available_memory_bytes
 from ravnest.probing.memory import measure_memory
 
 CPU = torch.device("cpu")

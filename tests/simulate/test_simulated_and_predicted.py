@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from simulated_plans import Pipeline, pipelines
+from simulated_plans import Pipeline, pipelines, weight_seconds
 
 from ravnest.planning.timing import ExchangeTime, LinkTime, PipelineTime, StageTime, steady_state
 from ravnest.simulate.settings import SimulationSettings
@@ -27,7 +27,10 @@ def timed(pipeline: Pipeline, exchanges: tuple[ExchangeTime, ...] = ()) -> Pipel
     return PipelineTime(
         pipeline.schedule,
         pipeline.update_frequency,
-        tuple(StageTime(*each) for each in pipeline.cluster),
+        tuple(
+            StageTime(*each, weight_seconds(pipeline.schedule, k, each[1]))
+            for k, each in enumerate(pipeline.cluster)
+        ),
         (link,) * (len(pipeline.cluster) - 1),
         exchanges,
     )
@@ -51,6 +54,19 @@ def test_simulation_and_prediction_agree(pipeline: Pipeline) -> None:
     assert result.clusters[0].step_time_s == pytest.approx(predicted.step_time_s, rel=0.02)
     busy = [node.utilisation for node in result.nodes]
     assert busy == pytest.approx(list(predicted.busy), rel=0.03, abs=1e-6)
+
+
+def test_zero_bubble_pauses_a_third_as_long_as_1f1b() -> None:
+    """Equal stages and passes: (S-1)(F+I-W) of pause per step against (S-1)(F+B), as published."""
+    for num_stages, frequency in ((2, 4), (4, 4), (4, 8), (6, 9)):
+        pauses = []
+        for schedule in (Schedule.ZB_H1, Schedule.ONE_F_ONE_B):
+            splits = map(schedule.splits_backward, range(num_stages))
+            stages = tuple(StageTime(1.0, 2.0, 0.0, 1.0 * split) for split in splits)
+            links = (LinkTime(0.0, 0.0, 0.0),) * (num_stages - 1)
+            found = steady_state(PipelineTime(schedule, frequency, stages, links))
+            pauses.append(found.step_time_s - 3.0 * frequency)
+        assert pauses == pytest.approx([num_stages - 1, 3 * (num_stages - 1)])
 
 
 @given(pipelines(4), st.data(), st.integers(1, 300_000))

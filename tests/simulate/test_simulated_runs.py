@@ -26,6 +26,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 WORKS = {
     ActionKind.FORWARD: Work.FORWARD,
     ActionKind.BACKWARD: Work.BACKWARD,
+    ActionKind.BACKWARD_INPUT: Work.BACKWARD_INPUT,
+    ActionKind.BACKWARD_WEIGHT: Work.BACKWARD_WEIGHT,
     ActionKind.STEP: Work.UPDATE,
 }
 

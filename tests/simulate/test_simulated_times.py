@@ -16,8 +16,14 @@ from ravnest.simulate.settings import SimulationSettings
 from ravnest.simulate.simulator import simulate
 from ravnest.stage.schedule import Action, ActionKind, Schedule, StagePosition, list_actions
 
-KINDS = {ActionKind.FORWARD: Work.FORWARD, ActionKind.BACKWARD: Work.BACKWARD}
-KINDS |= {ActionKind.STEP: Work.UPDATE}
+KINDS = {
+    ActionKind.FORWARD: Work.FORWARD,
+    ActionKind.BACKWARD: Work.BACKWARD,
+    ActionKind.STEP: Work.UPDATE,
+    ActionKind.BACKWARD_INPUT: Work.BACKWARD_INPUT,
+    ActionKind.BACKWARD_WEIGHT: Work.BACKWARD_WEIGHT,
+}
+RETURNS = (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 5, 9])
@@ -109,8 +115,13 @@ def test_every_interval_is_where_a_plain_recursion_puts_it(pipeline: Pipeline) -
         assert [(i.work, i.number) for i in intervals] == [(w, n) for w, n, _ in expected[node]]
         assert [i.end_s for i in intervals] == pytest.approx([end for _, _, end in expected[node]])
         for interval in intervals:
-            seconds = cluster[node][list(KINDS.values()).index(interval.work)]
+            seconds = seconds_of(cluster[node])[list(KINDS.values()).index(interval.work)]
             assert interval.end_s - interval.begin_s == pytest.approx(seconds, abs=1e-9)
+
+
+def seconds_of(stage: tuple[float, float, float]) -> tuple[float, ...]:
+    """In the order of KINDS; who splits a backward pass needs 0.4 of it for weights."""
+    return (*stage, 0.6 * stage[1], 0.4 * stage[1])
 
 
 def by_recursion(
@@ -136,9 +147,14 @@ def by_recursion(
         start = end(k, position - 1)
         if action.kind is ActionKind.FORWARD and k > 0:
             start = max(start, sent(k - 1, orders[k - 1].index(action)) + latency_s)
-        if action.kind is ActionKind.BACKWARD and k < size - 1:
-            start = max(start, sent(k + 1, orders[k + 1].index(action)) + latency_s)
-        return start + cluster[k][list(KINDS).index(action.kind)]
+        if action.kind in RETURNS and k < size - 1:
+            sender = next(
+                i
+                for i, other in enumerate(orders[k + 1])
+                if other.kind in RETURNS and other.number == action.number
+            )
+            start = max(start, sent(k + 1, sender) + latency_s)
+        return start + seconds_of(cluster[k])[list(KINDS).index(action.kind)]
 
     @cache
     def sent(k: int, position: int) -> float:
@@ -150,7 +166,7 @@ def by_recursion(
     def seconds(k: int, action: Action) -> float:
         if action.kind is ActionKind.FORWARD and k < size - 1:
             return sizes[0] * 1e-6
-        return sizes[1] * 1e-6 if action.kind is ActionKind.BACKWARD and k > 0 else 0.0
+        return sizes[1] * 1e-6 if action.kind in RETURNS and k > 0 else 0.0
 
     return [
         [(KINDS[a.kind], a.number, end(k, position)) for position, a in enumerate(order)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +41,16 @@ def test_async_does_not_flush_between_steps() -> None:
     assert listed(Schedule.ASYNC, 1, 2, 2, 5) == "F0 B0 F1 B1 S0 F2 B2 F3 B3 S1 F4 B4 S2"
 
 
+def test_zero_bubble_of_three_stages_is_the_published_order() -> None:
+    """ZB-H1: a stage is as many weight passes behind as there are stages before it."""
+    orders = [listed(Schedule.ZB_H1, stage, 3, 4, 4) for stage in range(3)]
+    assert orders == [
+        "F0 F1 F2 B0 F3 B1 B2 B3 S0",
+        "F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3 S0",
+        "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3 S0",
+    ]
+
+
 def test_1f1b_flushes_between_steps() -> None:
     assert listed(Schedule.ONE_F_ONE_B, 0, 2, 1, 2) == "F0 B0 S0 F1 B1 S1"
 
@@ -51,14 +63,22 @@ def test_every_microbatch_is_trained_once_and_applied(
     stage = data.draw(st.integers(0, stages - 1))
     position = StagePosition(schedule, stage, stages, frequency)
     actions = list(list_actions(position, count))
-    for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+    splits = position.splits_backward
+    passes = [ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT]
+    if not splits:
+        passes = [ActionKind.BACKWARD]
+    for kind in (ActionKind.FORWARD, *passes):
         assert [a.number for a in actions if a.kind is kind] == list(range(count))
+    assert {a.kind for a in actions} <= {ActionKind.FORWARD, ActionKind.STEP, *passes}
     assert sum(a.kind is ActionKind.STEP for a in actions) == -(-count // frequency)
-    in_flight = 0
+    in_flight = ahead = 0
     for action in actions:
-        in_flight += {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1}.get(action.kind, 0)
-        assert 0 <= in_flight <= position.max_in_flight
-        if action.kind is ActionKind.STEP and schedule is Schedule.ONE_F_ONE_B:
+        in_flight += {ActionKind.FORWARD: 1, passes[-1]: -1}.get(action.kind, 0)
+        ahead += {ActionKind.FORWARD: 1, passes[0]: -1}.get(action.kind, 0)
+        assert 0 <= ahead <= position.max_ahead
+        assert in_flight - ahead - (action.kind is passes[0]) <= position.max_behind
+        assert ahead <= in_flight <= position.max_in_flight
+        if action.kind is ActionKind.STEP and schedule.is_flushed:
             assert in_flight == 0
 
 
@@ -84,12 +104,13 @@ def test_stages_that_wait_for_each_other_never_lock_up(
             if action.kind is ActionKind.FORWARD and sent_forward[stage] <= action.number:
                 continue
             leaf = stage == stages - 1
-            awaits_gradient = action.kind is ActionKind.BACKWARD and not leaf
+            returns = action.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
+            awaits_gradient = returns and not leaf
             if awaits_gradient and sent_backward[stage + 1] <= action.number:
                 continue
             if action.kind is ActionKind.FORWARD:
                 sent_forward[stage + 1] = action.number + 1
-            elif action.kind is ActionKind.BACKWARD:
+            elif returns:
                 sent_backward[stage] = action.number + 1
             done[stage] += 1
             moved = True
@@ -108,7 +129,7 @@ def test_an_end_that_is_learnt_late_changes_nothing(
     progress = Progress()
     while (action := next_action(position, progress)) is not None:
         if action.kind is ActionKind.FORWARD and action.number == count:
-            progress = Progress(progress.forwards, progress.backwards, progress.steps, total=count)
+            progress = replace(progress, total=count)
             continue
         actions.append(action)
         progress = progress.after(action)
@@ -118,3 +139,39 @@ def test_an_end_that_is_learnt_late_changes_nothing(
 def test_an_unknown_schedule_is_named_with_the_choices() -> None:
     with pytest.raises(ConfigError, match="schedule='gpipe' is unknown; expected one of '1f1b'"):
         Schedule.parse("gpipe")
+
+
+@given(positions, st.integers(0, 25), st.data())
+def test_every_gradient_has_the_age_that_the_schedule_promises(
+    shape: tuple[Schedule, int, int], count: int, data: st.DataObject
+) -> None:
+    """`version_of` against the order itself; versions exist, and none is needed that is gone."""
+    schedule, stages, frequency = shape
+    stage = data.draw(st.integers(0, stages - 1))
+    position = StagePosition(schedule, stage, stages, frequency)
+    steps = 0
+    for action in list_actions(position, count):
+        if action.kind is ActionKind.FORWARD:
+            version = position.version_of(action.number)
+            kept = 1 if schedule.delays(stages) else 0
+            assert max(steps - kept, 0) <= version <= steps
+            staleness = action.number // frequency - version
+            assert 0 <= staleness <= position.max_staleness
+            assert position.max_staleness <= schedule.stashed_versions(stage, stages, frequency)
+        steps += action.kind is ActionKind.STEP
+
+
+@given(st.integers(2, 8), st.integers(1, 9), st.integers(1, 60))
+def test_2bw_delays_every_step_but_the_first_by_one_on_all_stages(
+    stages: int, frequency: int, count: int
+) -> None:
+    for stage in range(stages):
+        position = StagePosition(Schedule.TWO_BW, stage, stages, frequency)
+        ages = [i // frequency - position.version_of(i) for i in range(count)]
+        assert ages == [int(i >= frequency) for i in range(count)]
+
+
+def test_2bw_goes_on_over_steps_without_a_flush() -> None:
+    assert listed(Schedule.TWO_BW, 0, 2, 2, 5) == "F0 F1 B0 F2 B1 S0 F3 B2 F4 B3 S1 B4 S2"
+    # With fewer microbatches than stages it has to wait for the weights it needs.
+    assert listed(Schedule.TWO_BW, 0, 4, 1, 3) == "F0 F1 B0 S0 F2 B1 S1 B2 S2"

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from transport_support import PLAN, QUICK
 
 from ravnest.errors import ProtocolError
-from ravnest.transport.envelope import MAX_CHUNK_BYTES, farewell, hello, parse_response
+from ravnest.transport.envelope import (
+    MAX_CHUNK_BYTES,
+    MAX_WHOLE_BYTES,
+    credit,
+    farewell,
+    hello,
+    parse_response,
+    welcome,
+)
 from ravnest.transport.grpc_incoming import Reception
 from ravnest.transport.grpc_options import METHOD, SERVICE, grpc
 from ravnest.transport.grpc_server import LinkServer
@@ -27,8 +35,8 @@ from ravnest.transport.peers import PeerTable
 Talk = Callable[[list[bytes]], str]
 
 
-def announcement(num_bytes: int, inline: bytes = b"") -> bytes:
-    body = link_pb2.Announcement(header=b"h", num_bytes=num_bytes, inline=inline)
+def announcement(num_bytes: int) -> bytes:
+    body = link_pb2.Announcement(header=b"h", num_bytes=num_bytes)
     return link_pb2.ToReceiver(announcement=body).SerializeToString()
 
 
@@ -113,7 +121,13 @@ def test_a_wrong_first_request_is_refused_and_does_not_touch_the_real_peer(
         ([b"\xff\xff\xff"], "no ToReceiver"),
         ([hello(PLAN, 0, 1, "x")], "unexpected hello"),
         ([announcement(1 << 60)], "at most"),
-        ([announcement(3, b"four")], "inline payload has 4 bytes, 3 were announced"),
+        ([b"\0"], "payload begins at 5"),
+        ([b"\0\0\0\0\x02h"], "of 6 bytes came whose payload begins at 7"),
+        ([b"\0\xff\xff\xff\xff" + bytes(1 << 20)], "payload begins at 4294967300"),
+        ([bytes(MAX_WHOLE_BYTES + 6)], f"at most {MAX_WHOLE_BYTES} bytes"),
+        ([b"\0\0\0\0\x01h"] * (QUICK.window + 1), "more than the 4 messages"),
+        ([welcome("x", 4)], "unexpected welcome"),
+        ([credit("x", 1)], "unexpected credit"),
         ([announcement(100_000), bytes(100_001)], "chunk of 100001 bytes"),
         ([announcement(100_000), b""], "chunk of 0 bytes"),
         ([announcement(1 << 30), bytes(MAX_CHUNK_BYTES + 1)], "chunk of"),
@@ -126,6 +140,28 @@ def test_a_peer_that_breaks_the_protocol_is_cut_and_told(grpc_nodes, talk, reque
     with pytest.raises(ProtocolError, match="node 0") as caught:
         b.receive(0, "forward", purpose="it")
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ([welcome("never", 4)], "'never', which this node has not opened"),
+        ([welcome("", 4)], "'', which this node has not opened"),
+        ([credit("back", 2)], "gives 2 credits on lane 'back'; 1 messages are unconsumed"),
+        ([credit("back", 0)], "gives 0 credits"),
+        ([welcome("back", 0)], "with a window of 0"),
+        ([welcome("back", 4), welcome("back", 4)], "a second time"),
+        ([b"\0\0\0\0\0"], "no ToReceiver"),
+    ],
+)
+def test_answers_that_make_no_sense_end_it_on_both_ends(
+    grpc_nodes, talk, in_thread, answers, reason
+):
+    b = grpc_nodes.start(1)
+    b.send(0, "back", Message(b"waits"), purpose="it")
+    b_waits = in_thread(lambda: b.receive(0, "forward", purpose="it"))
+    assert reason in talk([hello(PLAN, 0, 1, ""), *answers])
+    assert reason in str(b_waits.error())
 
 
 def test_a_huge_announced_size_takes_no_memory(grpc_nodes, talk):
@@ -162,9 +198,12 @@ def test_a_stranger_that_says_nothing_is_cut(grpc_nodes):
         pool=BufferPool(),
         refused=lambda source, reason: refused.put(reason),
         arrived=lambda peer: None,
+        reply=lambda peer, request: None,
+        answered=lambda peer, request: None,
         hello_timeout_s=0.2,
     )
     server = LinkServer(grpc_nodes.addresses[1], reception)
+    server.start()
     with grpc.insecure_channel(grpc_nodes.addresses[1]) as channel:
         say: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}", None, None)(

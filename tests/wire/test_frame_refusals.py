@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import tracemalloc
-import zlib
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from wire_strategies import FRAMES
 
 from ravnest.errors import ProtocolError
+from ravnest.wire.checksum import checksum
 from ravnest.wire.codec import decode, encode
 from ravnest.wire.dtypes import dtype_of
 from ravnest.wire.frame import Frame, FrameKind
@@ -71,7 +71,7 @@ def test_the_good_header_is_good():
         ({"offset": 64}, "within the payload of 64 bytes"),
         ({"offset": 1 << 63}, "within the payload"),
         ({"offset": 1}, "multiple of 64"),
-        ({"crc32": 1}, "damaged"),
+        ({"checksum": 1}, "damaged"),
         ({"name": "n" * 513}, "has 513 bytes"),
     ],
 )
@@ -92,7 +92,7 @@ def test_overlapping_tensors_are_refused():
 
 
 def test_a_name_that_is_there_twice_is_refused():
-    parsed = header(shape=[0], num_bytes=0, crc32=0)
+    parsed = header(shape=[0], num_bytes=0, checksum=0)
     parsed.tensors.add().CopyFrom(parsed.tensors[0])
     refused(parsed, "'x' is there twice")
     parsed = header()
@@ -215,7 +215,7 @@ def plausible_tensors(draw: st.DrawFn) -> frame_pb2.Tensor:
         shape=shape,
         offset=offset,
         num_bytes=num_bytes,
-        crc32=zlib.crc32((PAYLOAD * 4)[offset : offset + num_bytes]),
+        checksum=checksum(memoryview((PAYLOAD * 4)[offset : offset + num_bytes])),
         scale_exponent=draw(st.sampled_from([0] * 8 + [1, -126, 126, 1022, -1022, 1 << 30])),
     )
 

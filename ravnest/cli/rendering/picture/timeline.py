@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element, SubElement, tostring
 
@@ -88,7 +88,8 @@ def draw_timeline(
         y += _CLUSTER_GAP * row.starts_cluster
         _draw_row(root, row, frame, y)
         y += row.height
-    _draw_legend(root, _MARGIN, bottom + _AXIS_HEIGHT + 16, with_links=with_links)
+    works = {each.work for intervals in timeline.nodes.values() for each in intervals}
+    _draw_legend(root, _MARGIN, bottom + _AXIS_HEIGHT + 16, works, with_links=with_links)
     for element in root:
         element.tail = "\n"
     return tostring(root, encoding="unicode") + "\n"
@@ -188,9 +189,9 @@ def _joined(spans: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float
     yield begin, end
 
 
-def _draw_legend(root: Element, x: float, y: float, *, with_links: bool) -> None:
+def _draw_legend(root: Element, x: float, y: float, works: Set[Work], *, with_links: bool) -> None:
     group = SubElement(root, "g")
-    entries = [(str(work), colour) for work, colour in COLOURS.items()]
+    entries = [(str(work), colour) for work, colour in COLOURS.items() if work in works]
     entries += [("failed", FAILED), ("idle", "")]
     if with_links:
         entries += [(f"sends {traffic}", colour) for traffic, colour in LINK_COLOURS.items()]

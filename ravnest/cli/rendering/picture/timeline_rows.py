@@ -13,6 +13,8 @@ from ravnest.simulate.result import SimulationResult, Timeline, Work
 COLOURS = {
     Work.FORWARD: "#7fb2e5",
     Work.BACKWARD: "#8fcfa3",
+    Work.BACKWARD_INPUT: "#6fc0b4",
+    Work.BACKWARD_WEIGHT: "#bfd98a",
     Work.UPDATE: "#e2a32b",
     Work.AVERAGING: "#b79bd9",
 }
@@ -26,6 +28,8 @@ FAILED = "#d6402f"
 _UNITS = {
     Work.FORWARD: "microbatch",
     Work.BACKWARD: "microbatch",
+    Work.BACKWARD_INPUT: "microbatch",
+    Work.BACKWARD_WEIGHT: "microbatch",
     Work.UPDATE: "step",
     Work.AVERAGING: "round",
 }
@@ -65,7 +69,7 @@ def rows_of(
                     each.end_s,
                     COLOURS[each.work],
                     f"{each.work} of {_UNITS[each.work]} {each.number}",
-                    str(each.number) if each.work in (Work.FORWARD, Work.BACKWARD) else "",
+                    str(each.number) if _UNITS[each.work] == "microbatch" else "",
                 )
                 for each in timeline.nodes[node_id]
                 if each.begin_s < end_s and each.end_s > each.begin_s

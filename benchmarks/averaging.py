@@ -1,0 +1,195 @@
+"""Averaging rounds beside gloo's all-reduce, on loopback and on links of 100 Mbps and 40 ms.
+
+`python -m benchmarks.averaging [--json] [--quick]`. A round of Ravnest is the whole of it: headers,
+copy into the shadow, all-reduce, vote, copy into the live tensors; gloo's is one all-reduce of one
+flat tensor and the division; raw is the bytes of a ring between plain sockets, where nobody waits
+for anybody. They take turns in the same processes; a round takes as long as its slowest member,
+figures are medians, ratios medians of each pair's ratio. The bound of a ring of n members is
+2 (n - 1) / n of the bytes at the rate of the link, headers of packets left out.
+Links are emulated (`benchmarks.links`), which needs Linux and root; without it those figures and
+claims are left out, and the report says so. There is no figure for hivemind here.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.averaging_worker import Case, command
+from benchmarks.links import MAX_ERROR, REPOSITORY, Access, Network, why_impossible
+from benchmarks.processes import free_ports
+from benchmarks.report import Claim, finish, parse_arguments
+from ravnest.wire.frame import Codec
+
+MB = 1_000_000
+SIZES_MB = (16, 64, 256)
+MAX_OVER_GLOO = 1.5
+LINK = Access(100e6, 0.01)
+LINK_MB = 16
+MIN_OF_BOUND = 0.95
+MIN_FEWER_BYTES = 3.6
+NUM_FAILING = 100
+MAX_GROWTH = 1.02
+TIMEOUT_S = 900
+
+
+def main() -> int:
+    """Runs the benchmark; 1 when a claim does not hold."""
+    arguments = parse_arguments(__doc__ or "")
+    quick = arguments.quick
+    figures: dict[str, Any] = {"loopback": {}, "links": {}}
+    claims: list[Claim] = []
+    for members in (2,) if quick else (2, 4):
+        for size in (4,) if quick else SIZES_MB:
+            name = f"{members} members, {size} MB"
+            row = compare(loopback_case(members, size * MB, 2 if quick else 7), network=None)
+            figures["loopback"][name] = row
+            claims += loopback_claims(name, row)
+    figures["failing"] = failing(4 if quick else NUM_FAILING)
+    claims.append(
+        Claim("resident bytes after failed rounds", figures["failing"]["growth"], MAX_GROWTH)
+    )
+    if (reason := why_impossible()) is not None:
+        figures["no_links"] = reason
+        print(f"no emulated links: {reason}", file=sys.stderr)
+    else:
+        for members in (2,) if quick else (2, 4):
+            claims += over_links(figures, members, quick=quick)
+    if not arguments.json:
+        show(figures)
+    return finish(figures, claims, as_json=arguments.json)
+
+
+def loopback_claims(name: str, row: dict[str, Any]) -> list[Claim]:
+    """What holds of a case on loopback."""
+    return [
+        Claim(f"time over gloo's, {name}", row["over_gloo"], MAX_OVER_GLOO),
+        Claim(f"different results, {name}", row["num_results"], 1),
+    ]
+
+
+def over_links(figures: dict[str, Any], members: int, *, quick: bool) -> list[Claim]:
+    """Rounds over emulated links, in fp32 and int8."""
+    size = 1 if quick else LINK_MB
+    name = f"{members} members, {size} MB"
+    with Network([LINK] * members) as network:
+        check = network.check(0, 1, seconds=0.5 if quick else 2.0)
+        case = replace(
+            loopback_case(members, size * MB, 1 if quick else 5),
+            addresses=[f"{network.address(i)}:8080" for i in range(members)],
+            raw=[f"{network.address(i)}:9002" for i in range(members)],
+            store=f"{network.address(0)}:9001",
+            devices=[network.device(i) for i in range(members)],
+        )
+        rows = {
+            codec: compare(replace(case, codec=codec.name), network)
+            for codec in (Codec.RAW, Codec.INT8)
+        }
+    raw, small = rows[Codec.RAW], rows[Codec.INT8]
+    ring_bytes = 2 * (members - 1) / members * size * MB
+    bound_s = ring_bytes * 8 / (LINK.rate_bps * network.payload_share)
+    fewer = raw["sent_bytes"] / small["sent_bytes"]
+    figures["links"][name] = {
+        "link_error": check.error,
+        "bound_s": bound_s,
+        "of_bound": bound_s / raw["ravnest_s"],
+        "gloo_of_bound": bound_s / raw["gloo_s"],
+        "raw_of_bound": bound_s / raw["raw_s"],
+        "fewer_bytes": fewer,
+        **{codec.name.lower(): row for codec, row in rows.items()},
+    }
+    return [
+        Claim(f"error of the emulated link, {name}", check.error, MAX_ERROR),
+        Claim(
+            f"of the ring's bound, fp32, {name}",
+            bound_s / raw["ravnest_s"],
+            MIN_OF_BOUND,
+            at_least=True,
+        ),
+        Claim(f"times fewer bytes with int8, {name}", fewer, MIN_FEWER_BYTES, at_least=True),
+        Claim(f"different results, fp32 over links, {name}", raw["num_results"], 1),
+        Claim(f"different results, int8 over links, {name}", small["num_results"], 1),
+    ]
+
+
+def loopback_case(members: int, num_bytes: int, repeats: int) -> Case:
+    """Members on ports of this machine that are free now."""
+    store, *own = [f"127.0.0.1:{port}" for port in free_ports(2 * members + 1)]
+    devices = ["lo"] * members
+    return Case(own[:members], own[members:], store, devices, num_bytes, repeats)
+
+
+def compare(case: Case, network: Network | None) -> dict[str, Any]:
+    """Seconds of all kinds of rounds, Ravnest's over gloo's, bytes sent, and distinct results."""
+    reports = play(case, network)
+    seconds = {
+        kind: [max(each) for each in zip(*(r["seconds"][kind] for r in reports), strict=True)]
+        for kind in ("raw", "gloo", "ravnest")
+    }
+    pairs = zip(seconds["ravnest"], seconds["gloo"], strict=True)
+    return {
+        **{f"{kind}_s": statistics.median(each) for kind, each in seconds.items()},
+        **{
+            f"{kind}_processor_s": sum(statistics.median(r[f"{kind}_processor_s"]) for r in reports)
+            for kind in seconds
+        },
+        "over_gloo": statistics.median(own / other for own, other in pairs),
+        "sent_bytes": max(r["sent_bytes"] for r in reports),
+        "num_results": len({r["digest"] for r in reports}),
+    }
+
+
+def failing(count: int) -> dict[str, Any]:
+    """Resident bytes over twice `count` rounds, every other one refused after it has moved all."""
+    reports = play(replace(loopback_case(2, 4 * MB, 0), num_failing=count), network=None)
+    settled = count // 5
+    growth = [r["resident_bytes"][-1] / r["resident_bytes"][settled] for r in reports]
+    return {"num_rounds": 2 * count, "growth": max(growth)}
+
+
+def play(case: Case, network: Network | None) -> list[dict[str, Any]]:
+    """Runs all members of a case; what each reports."""
+    with ExitStack() as stack:
+        members = []
+        for rank in range(len(case.addresses)):
+            line = command(case, rank)
+            member = subprocess.Popen(
+                line if network is None else network.command(rank, line),
+                cwd=REPOSITORY,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(member.wait)
+            stack.callback(member.kill)
+            members.append(member)
+        reports = [member.communicate(timeout=TIMEOUT_S)[0] for member in members]
+    return [json.loads(report) for report in reports]
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Prints what was measured."""
+    for name, row in figures["loopback"].items():
+        print(f"loopback, {name}: " + _beside(row))
+    for name, row in figures["links"].items():
+        print(f"100 Mbps, 40 ms, {name}: " + _beside(row["raw"]))
+        print(
+            f"  bound {row['bound_s']:.3f} s, of it {row['of_bound']:.3f}, gloo "
+            f"{row['gloo_of_bound']:.3f}, raw TCP {row['raw_of_bound']:.3f}; "
+            f"int8 {row['int8']['ravnest_s']:.3f} s"
+        )
+
+
+def _beside(row: dict[str, Any]) -> str:
+    return (
+        f"{row['ravnest_s'] * 1e3:.1f} ms ({row['ravnest_processor_s'] * 1e3:.0f} ms processor), "
+        f"gloo {row['gloo_s'] * 1e3:.1f} ms ({row['gloo_processor_s'] * 1e3:.0f} ms processor)"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

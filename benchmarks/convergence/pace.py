@@ -1,0 +1,23 @@
+"""How much sooner a schedule makes its steps, on stages with a fixed wait and slow links.
+
+Not run: the exact time model (`ravnest.planning.timing`), whose figures `benchmarks.pipeline` and
+`benchmarks.unequal` hold against real processes with such stages.
+"""
+
+from __future__ import annotations
+
+from ravnest.planning.timing import LinkTime, PipelineTime, StageTime, steady_state
+from ravnest.stage.schedule import Schedule
+
+STAGE_S = (0.030, 0.050, 0.040)
+LINK_LATENCY_S = 0.050
+NUM_MICROBATCHES = 3  # per step: what `2bw` chooses by itself for three stages
+OTHER_NUMBERS = (4, 8, 16)
+
+
+def step_time_s(schedule: Schedule, num_microbatches: int = NUM_MICROBATCHES) -> float:
+    """Seconds of an optimizer step of so many microbatches over three stages in the long run."""
+    stages = tuple(StageTime(forward_s=each / 3, backward_s=each * 2 / 3) for each in STAGE_S)
+    link = LinkTime(activation_s=0.0, gradient_s=0.0, latency_s=LINK_LATENCY_S)
+    links = (link,) * (len(stages) - 1)
+    return steady_state(PipelineTime(schedule, num_microbatches, stages, links)).step_time_s

@@ -1,0 +1,1 @@
+"""Synchronous training over stages against training in one process."""

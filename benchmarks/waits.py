@@ -1,0 +1,63 @@
+"""Stages whose computing is a fixed wait, so that the number of cores is no limit.
+
+They stay code: each is a leaf that its provider must trust by name.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+STAGE_S = (0.030, 0.050, 0.040)
+"""Seconds that each stage takes for both passes of a microbatch; a third of it is the forward's."""
+
+
+class _Waiting(torch.autograd.Function):
+    """The identity, after a while in both directions."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, total_s: float
+    ) -> torch.Tensor:
+        time.sleep(total_s / 3)
+        ctx.total_s = total_s  # type: ignore[attr-defined]  # the way to keep what is no tensor
+        return x.clone()
+
+    @staticmethod
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, None]:
+        time.sleep(2 * ctx.total_s / 3)  # type: ignore[attr-defined]
+        return gradient, None
+
+
+class Wait(torch.nn.Module):
+    """(N, W) to (N, W): scales, and takes a fixed time over it."""
+
+    def __init__(self, total_s: float) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+        self._total_s = total_s
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        waited: torch.Tensor = _Waiting.apply(x * self.scale, self._total_s)
+        return waited
+
+
+def root() -> Wait:
+    """The first stage."""
+    return Wait(STAGE_S[0])
+
+
+def stem() -> Wait:
+    """The second."""
+    return Wait(STAGE_S[1])
+
+
+def leaf() -> Wait:
+    """The third."""
+    return Wait(STAGE_S[2])
+
+
+LEAVES = {str(i): f"benchmarks.waits:{each.__name__}" for i, each in enumerate((root, stem, leaf))}

@@ -1,0 +1,1 @@
+"""The model as it was beside the stages as they were written."""

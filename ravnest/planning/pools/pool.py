@@ -1,0 +1,177 @@
+"""From a large pool to a division along thinned cuts, and a bound for all cuts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from ravnest.plan.model import NodeSpec
+from ravnest.planning.budget.memory import MemoryModel
+from ravnest.planning.inputs.settings import PlanningSettings
+from ravnest.planning.inputs.table import Bools, CostTable, Floats, Ints
+from ravnest.planning.pools.large import Effort, Pool, fastest_cluster, search_pool, upper_bound
+from ravnest.planning.pools.prices import Pricing
+from ravnest.planning.pools.reach import Reach
+from ravnest.planning.search.exact import Division
+from ravnest.planning.search.ordering import Cluster, ClusterSearch
+from ravnest.planning.search.pace import Pace, Traits
+from ravnest.planning.search.subsets import along
+
+BOUNDARIES = 27
+"""Boundaries that the search in a large pool looks at."""
+
+SLICES = 41
+"""Boundaries, or slices of the graph between them, that the bound looks at."""
+
+MANY = 10**6
+"""Clusters that averaging is charged for: a ring of many sends its bytes twice a round.
+
+It is what the clusters of a large pool nearly come to, and with it each cluster's rate is its own.
+"""
+
+MOST_STAGES = 64
+"""Clusters of more stages are not thought of when a pool is bounded."""
+
+
+class LargePool:
+    """A pool too large for `exact`.
+
+    Args:
+        averaged_as: clusters that averaging is charged for.
+    """
+
+    def __init__(
+        self,
+        table: CostTable,
+        settings: PlanningSettings,
+        nodes: Sequence[NodeSpec],
+        averaged_as: int = MANY,
+    ) -> None:
+        self._number = averaged_as
+        self._table, self._settings = table, settings
+        self._nodes = sorted(nodes, key=lambda node: node.node_id)
+        self._traits = Traits.of(self._nodes)
+        self._effort = Effort.for_nodes(len(self._nodes))
+
+    def best(self) -> tuple[Division | None, float]:
+        """The division, None where no cluster was found, and a rate that no plan has more of."""
+        several = search_pool(self._pace(self._number), self._traits, self._effort)
+        found = self._division(several.clusters, self._number)
+        rate = 0.0 if found is None else found.rate
+        if self._fastest_single > rate:
+            fastest = search_pool(self._pace(1), self._traits, self._effort).fastest
+            alone = self._division([] if fastest is None else [fastest], 1)
+            if alone is not None and alone.rate > rate:
+                found, rate = alone, alone.rate
+        return found, self._bound(rate, several)
+
+    def bound(self, rate: float) -> float:
+        """A rate that no plan has more of, when one with a rate is known."""
+        return self._bound(rate, search_pool(self._pace(self._number), self._traits, self._effort))
+
+    def _bound(self, rate: float, several: Pool) -> float:
+        reach = Reach(Pricing(self._loose(self._number), self._traits))
+        bound = upper_bound(reach, several.prices, self._effort.windows)
+        return max(rate, min(max(bound, self._fastest_single), self._total_speed()))
+
+    @functools.cached_property
+    def _fastest_single(self) -> float:
+        """A rate that no plan of one cluster has more of, which averages with none."""
+        pricing = Pricing(self._loose(1), self._traits, knows_triples=False)
+        return fastest_cluster(Reach(pricing))
+
+    def _total_speed(self) -> float:
+        return float(self._traits.flops.sum() / max(float(self._table.work[-1]), 1e-300))
+
+    def _memory(self, number: int) -> MemoryModel:
+        return MemoryModel(self._table, self._settings, is_averaged=number > 1)
+
+    def _pace(self, number: int) -> Pace:
+        return Pace(self._memory(number).thinned(BOUNDARIES), number)
+
+    def _loose(self, number: int) -> Pace:
+        """For all cuts: along them, or bounded from below where they are many."""
+        memory = self._memory(number)
+        return (
+            Pace(memory, number) if self._table.last < SLICES else LooseBoundaries(memory, number)
+        )
+
+    def _division(self, orders: Sequence[tuple[int, ...]], number: int) -> Division | None:
+        if not orders:
+            return None
+        search = ClusterSearch(self._table, self._settings, number, BOUNDARIES)
+        clusters: list[Cluster] = []
+        used: set[int] = set()
+        for order in orders:
+            found = along(search.pace, self._traits.take(np.array(order)))
+            if found is not None:
+                clusters.append(search.cluster([self._nodes[index] for index in order], found))
+                used.update(order)
+        if not clusters:
+            return None
+        clusters.sort(key=lambda cluster: min(node.node_id for node in cluster.nodes))
+        left_out = tuple(node for index, node in enumerate(self._nodes) if index not in used)
+        return Division(tuple(clusters), left_out, averaged_as=number)
+
+
+class LooseBoundaries(Pace):
+    """Bounds stages whose cuts lie anywhere in slices of the graph from below.
+
+    A stage from slice i to slice j computes at least what is between both slices, holds at least
+    what is there and what the least cut of each slice adds, and sends at least what crosses the
+    least cut.
+    """
+
+    def __init__(self, memory: MemoryModel, num_clusters: int) -> None:
+        table = memory.table
+        inner = np.linspace(1, table.last, SLICES - 1).round().astype(np.int64)
+        slices = [(0, 0), *itertools.pairwise(inner.tolist()), (table.last, table.last)]
+        self._low: Ints = np.array([low for low, _ in slices])
+        self._high: Ints = np.array([max(low, high - 1) for low, high in slices])
+        self._high[-1] = table.last
+        self._full = memory
+        super().__init__(
+            MemoryModel(table.at(self._low), memory.settings, memory.is_averaged), num_clusters
+        )
+        end, start = self._low[None, :], self._high[:, None]
+        self.work = np.maximum(table.work[end] - table.work[start], 0.0)
+        trained = np.maximum(table.trained_bytes[end] - table.trained_bytes[start], 0)
+        fixed = np.maximum(table.fixed_bytes[end] - table.fixed_bytes[start], 0)
+        self._set_per_step(trained, fixed)
+        inside = self._least(table.forward_bytes.astype(np.float64))
+        outside = self._least(table.backward_bytes.astype(np.float64))
+        ends = np.isin(np.arange(self.size), (0, self.size - 1))
+        self.activation_bytes = np.where(ends, 0.0, inside * memory.settings.activation_ratio)
+        self.gradient_bytes = np.where(ends, 0.0, outside * memory.settings.gradient_ratio)
+        trains = table.num_trained[self._high][None, :] > table.num_trained[self._low][:, None]
+        self.is_stage = trains & self._in_order()
+
+    @property
+    def most_stages(self) -> int:
+        """Stages that a cluster has at most."""
+        return min(self._full.table.last, MOST_STAGES)
+
+    def _in_order(self) -> Bools:
+        """Starts before ends; both may lie in one slice, but for those that are one boundary."""
+        start, end = np.arange(self.size)[:, None], np.arange(self.size)[None, :]
+        found: Bools = (start < end) | ((start == end) & (start > 0) & (start < self.size - 1))
+        return found
+
+    def _least(self, values: Floats) -> Floats:
+        """The least value in each slice."""
+        pairs = zip(self._low.tolist(), self._high.tolist(), strict=True)
+        return np.array([values[low : high + 1].min() for low, high in pairs])
+
+    def _stage_bytes(self, memory: MemoryModel, in_flight: int) -> Floats:
+        whole = dataclasses.replace(self._full, on_accelerator=memory.on_accelerator)
+        at_end, at_start = whole.parts(1, in_flight + 1)
+        root_end, root_start = whole.parts(0, in_flight)
+        needed = self._least(at_start.astype(np.float64))[:, None] + self._least(
+            at_end.astype(np.float64)
+        )
+        needed[0] = float(root_start[0]) + self._least(root_end.astype(np.float64))
+        return needed

@@ -1,0 +1,1 @@
+"""The best pipelines of given nodes, and the best clusters of few nodes, both exact."""

@@ -1,0 +1,64 @@
+"""Labels of a two-criteria dynamic programme: pairs (excess, loop) of which less is better in both.
+
+Exact labels are the Pareto points. Relaxed labels are at most two that no Pareto point beats: what
+is computed from them is a lower bound, and the true value where two points are enough.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ravnest.planning.inputs.table import Floats, Ints
+
+_EQUAL = 1.0 + 1e-12  # rounding of sums in another order makes no Pareto point
+
+
+def relaxed_pair(excess: Floats, loop: Floats) -> tuple[Floats, Floats]:
+    """Two labels below all candidates in the last axis.
+
+    The first is the one of least excess. The second has the least excess of those with a shorter
+    loop, and the shortest loop of all; infinite where the first has the shortest loop.
+
+    Returns:
+        Excess and loop with a last axis of 2.
+    """
+    least = excess.min(axis=-1)
+    limit = (least * _EQUAL)[..., None]
+    first = np.where(excess <= limit, loop, np.inf).min(axis=-1)
+    shorter = (loop * _EQUAL < first[..., None]) & np.isfinite(excess)
+    others = np.where(shorter, excess, np.inf).min(axis=-1)
+    shortest = np.where(shorter, loop, np.inf).min(axis=-1)
+    return np.stack((least, others), axis=-1), np.stack((first, shortest), axis=-1)
+
+
+def pareto_points(excess: Floats, loop: Floats, most: int) -> tuple[Floats, Floats, Ints, bool]:
+    """The Pareto points of candidates in the last axis, by ascending excess.
+
+    Returns:
+        Excess, loop and index of each, infinite (index 0) where there are fewer than `most`; and
+        whether there were more than that, of which then those with the most excess are missing.
+    """
+    excesses, loops, indices = [], [], []
+    remaining = excess
+    for _ in range(most):
+        least = remaining.min(axis=-1)
+        limit = (least * _EQUAL)[..., None]
+        index = np.where(remaining <= limit, loop, np.inf).argmin(axis=-1)[..., None]
+        found = np.take_along_axis(remaining, index, axis=-1)
+        its_loop = np.take_along_axis(loop, index, axis=-1)
+        is_found = np.isfinite(found)
+        excesses.append(found[..., 0])
+        loops.append(np.where(is_found, its_loop, np.inf)[..., 0])
+        indices.append(index[..., 0])
+        remaining = np.where(is_found & (loop * _EQUAL < its_loop), remaining, np.inf)
+        if not np.isfinite(remaining).any():
+            break
+    overflow = bool(np.isfinite(remaining).any())
+    missing = most - len(excesses)
+    blank = np.full_like(excesses[0], np.inf)
+    return (
+        np.stack(excesses + [blank] * missing, axis=-1),
+        np.stack(loops + [blank] * missing, axis=-1),
+        np.stack(indices + [np.zeros_like(indices[0])] * missing, axis=-1),
+        overflow,
+    )
