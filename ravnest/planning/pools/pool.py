@@ -27,6 +27,9 @@ BOUNDARIES = 27
 SLICES = 41
 """Boundaries, or slices of the graph between them, that the bound looks at."""
 
+MOST_TIGHT = 400
+"""Nodes up to which the bound is as tight as it can be made."""
+
 MANY = 10**6
 """Clusters that averaging is charged for: a ring of many sends its bytes twice a round.
 
@@ -74,7 +77,8 @@ class LargePool:
         return self._bound(rate, search_pool(self._pace(self._number), self._traits, self._effort))
 
     def _bound(self, rate: float, several: Pool) -> float:
-        reach = Reach(Pricing(self._loose(self._number), self._traits))
+        pricing = Pricing(self._loose(self._number), self._traits, knows_triples=self._is_tight)
+        reach = Reach(pricing)
         bound = upper_bound(reach, several.prices, self._effort.windows)
         return max(rate, min(max(bound, self._fastest_single), self._total_speed()))
 
@@ -96,9 +100,15 @@ class LargePool:
     def _loose(self, number: int) -> Pace:
         """For all cuts: along them, or bounded from below where they are many."""
         memory = self._memory(number)
-        return (
-            Pace(memory, number) if self._table.last < SLICES else LooseBoundaries(memory, number)
-        )
+        num_slices = SLICES if self._is_tight else BOUNDARIES
+        if self._table.last < num_slices:
+            return Pace(memory, number)
+        return LooseBoundaries(memory, number, num_slices)
+
+    @property
+    def _is_tight(self) -> bool:
+        """Whether there is time for a bound that looks at more cuts, and at all triples."""
+        return len(self._nodes) <= MOST_TIGHT
 
     def _division(self, orders: Sequence[tuple[int, ...]], number: int) -> Division | None:
         if not orders:
@@ -126,9 +136,9 @@ class LooseBoundaries(Pace):
     least cut.
     """
 
-    def __init__(self, memory: MemoryModel, num_clusters: int) -> None:
+    def __init__(self, memory: MemoryModel, num_clusters: int, num_slices: int) -> None:
         table = memory.table
-        inner = np.linspace(1, table.last, SLICES - 1).round().astype(np.int64)
+        inner = np.linspace(1, table.last, num_slices - 1).round().astype(np.int64)
         slices = [(0, 0), *itertools.pairwise(inner.tolist()), (table.last, table.last)]
         self._low: Ints = np.array([low for low, _ in slices])
         self._high: Ints = np.array([max(low, high - 1) for low, high in slices])

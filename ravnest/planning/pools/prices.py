@@ -71,8 +71,8 @@ class Pricing:
         self.pace = pace
         self.most_stages = min(len(traits), pace.most_stages)
         self.start, self.end = np.nonzero(pace.is_stage)
-        self._index: Ints = np.full((pace.size, pace.size), -1)
-        self._index[self.start, self.end] = np.arange(len(self.start))
+        self.index_of: Ints = np.full((pace.size, pace.size), -1)
+        self.index_of[self.start, self.end] = np.arange(len(self.start))
         self._classify(traits)
         traits = self.traits
         others = pace.update_flops[self.start, self.end][:, None] / traits.flops
@@ -197,7 +197,7 @@ class Pricing:
 
     def pair(self, start: int, end: int) -> int:
         """Index of a pair of boundaries."""
-        return int(self._index[start, end])
+        return int(self.index_of[start, end])
 
     def rate_of(self, chain: list[int], cuts: list[int]) -> float:
         """What the bound takes for the rate of a cluster, no node's memory looked at."""

@@ -9,8 +9,10 @@ are at most what they are in truth.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from ravnest.planning.pools.prices import Pricing
 
 _LEVELS = 32
 _NEAR = 0.98
+_FEW = 40  # ends up to which it costs more to find out which of them matter
 _TINY = 1e-300
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 
@@ -37,54 +40,89 @@ class _Nodes:
         return _Nodes(self.nodes[kept], self.price[kept], self.seconds[kept], self.excess[kept])
 
 
+_Case: TypeAlias = tuple[float, int, int, int, int]
+"""What no cluster is worth more than; both cuts; where the nodes of the middle's class are."""
+
+
 class Triples:
     """All triples of a pool, for prices in the order of `pricing`."""
 
     def __init__(self, pricing: Pricing, prices: Floats) -> None:
         self._p, self._prices = pricing, prices
         self._by_price = np.argsort(prices, kind="stable")
-        self._worst = 0.0
+        self._worst, self._near = 0.0, _NEAR
         self.near: dict[tuple[int, ...], float] = {}
 
-    def worst(self, known: float) -> float:
+    def worst(self, known: float, *, near: float = _NEAR) -> float:
         """The largest ratio of a triple, or what is known where that is more.
 
         `near` then has, from root to leaf, one for some cuts each that come near it, with rates.
+
+        Args:
+            near: share of the largest ratio from which on.
         """
+        self._near = near
         self._worst = known
         # The most promising first: what is found there lets the others be passed over.
-        for ratio, root, leaf, middle in sorted(self._cases(), key=lambda case: -case[0]):
+        ends = functools.cache(self._ends)  # few of them are needed
+        last = self._p.pace.size - 1
+        for ratio, first, second, low, high in sorted(self._cases(), key=lambda case: -case[0]):
             if ratio <= self._floor:
                 break
-            self._look(root, leaf, middle)
+            rate = float(self._p.traits.rate[low:high].max())
+            root, leaf = ends(0, first, 2, first, rate), ends(second, last, 0, second, rate)
+            self._look(root, leaf, self._middles(first, second, low, high))
         return self._worst
 
     @property
     def _floor(self) -> float:
         """Smaller ratios are of no interest."""
-        return _NEAR * self._worst
+        return self._near * self._worst
 
-    def _cases(self) -> Iterator[tuple[float, _Nodes, _Nodes, _Nodes]]:
-        """All cuts and classes of the middle, with what none of their clusters is worth more than.
+    def _cases(self) -> Iterator[_Case]:
+        """All cuts and classes of the middle whose clusters may be worth enough."""
+        p, last = self._p, self._p.pace.size - 1
+        skips = p.pace.most_stages <= last  # else both cuts may lie in one slice of the graph
+        first, second = np.triu_indices(last, int(skips))
+        inside = (first > 0) & (p.index_of[first, second] >= 0)
+        first, second = first[inside], second[inside]
+        pairs, variant = p.index_of[first, second], p.variant(1)
+        ends = [*p.offsets[1:].tolist(), len(self._prices)]
+        for low, high in zip(p.offsets.tolist(), ends, strict=True):
+            rate = float(p.traits.rate[low:high].max())
+            least = self._least(0, rate)[:, first] + self._least(last, rate)[:, second]
+            used = np.flatnonzero(np.isfinite(least[0]))
+            nodes = slice(low, high)
+            ratios = self._ratio(
+                least[0, used, None] + self._prices[nodes],
+                least[1, used, None] + p.seconds[variant][pairs[used], nodes],
+                p.excess[variant][pairs[used], nodes],
+            )
+            ratios[~p.fits[1][pairs[used], nodes]] = 0.0
+            most = ratios.max(axis=1)
+            for at in np.flatnonzero(most > self._floor).tolist():
+                one, other = int(first[used[at]]), int(second[used[at]])
+                yield float(most[at]), one, other, low, high
 
-        A ratio that is never less than the truth, candidates for both ends, and for the middle.
+    def _least(self, end: int, rate: float) -> Floats:
+        """Price and seconds that no root or leaf has less of: [2, cut]; infinite where none fits.
+
+        Args:
+            end: of the graph, which says whether it is roots or leaves.
+            rate: of their link, at most.
         """
-        last = self._p.pace.size - 1
-        skips = self._p.pace.most_stages <= last  # else both cuts may lie in one slice of the graph
-        ends = [*self._p.offsets[1:].tolist(), len(self._prices)]
-        for low, high in zip(self._p.offsets.tolist(), ends, strict=True):
-            rate = float(self._p.traits.rate[low:high].max())
-            roots = [self._ends(0, cut, 2, cut, rate) for cut in range(last)]
-            leaves = [self._ends(cut, last, 0, cut, rate) for cut in range(last)]
-            for first in range(1, last):
-                for second in range(first + skips, last):
-                    root, leaf = roots[first], leaves[second]
-                    middle = self._middles(first, second, low, high)
-                    if len(root.nodes) and len(leaf.nodes) and len(middle.nodes):
-                        price = root.price.min() + middle.price + leaf.price.min()
-                        loop = root.seconds.min() + middle.seconds + leaf.seconds.min()
-                        ratio = self._ratio(price, loop, middle.excess)
-                        yield float(ratio.max()), root, leaf, middle
+        p, found = self._p, np.full((2, self._p.pace.size), np.inf)
+        cuts = np.arange(1, p.pace.size - 1)
+        pairs = p.index_of[cuts, end] if end else p.index_of[0, cuts]
+        cuts, pairs = cuts[pairs >= 0], pairs[pairs >= 0]
+        kind = 0 if end else 2
+        fits = p.fits[kind][pairs]
+        num_bytes = (p.pace.activation_bytes + p.pace.gradient_bytes)[cuts]
+        links = num_bytes[:, None] / np.minimum(p.traits.rate, rate)
+        seconds = p.seconds[p.variant(kind)][pairs] + links
+        found[0, cuts] = np.where(fits, self._prices, np.inf).min(axis=1)
+        found[1, cuts] = np.where(fits, seconds, np.inf).min(axis=1)
+        return found
 
     def _ratio(self, price: Floats, loop: Floats, excess: Floats) -> Floats:
         """Rate over price of clusters of three by their L_0 and what their E is no less than."""
@@ -115,7 +153,7 @@ class Triples:
             p.traits.rate[order], rate
         )
         excess = p.excess[variant][pair, order]
-        kept = _candidates(seconds, excess)
+        kept = _candidates(seconds, excess) if len(order) > _FEW else np.arange(len(order))
         return _Nodes(order[kept], self._prices[order[kept]], seconds[kept], excess[kept])
 
     def _look(self, root: _Nodes, leaf: _Nodes, middle: _Nodes) -> None:

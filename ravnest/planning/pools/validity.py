@@ -65,7 +65,7 @@ def _with_triples(
 ) -> float:
     """The largest ratio with clusters of three."""
     triples = Triples(pricing, prices)
-    worst = triples.worst(known)
+    worst = triples.worst(known) if culprits is not None else triples.worst(known, near=1.0)
     if culprits is not None:
         for nodes, rate in triples.near.items():
             culprits[tuple(pricing.order[list(nodes)].tolist())] = rate
