@@ -54,9 +54,11 @@ def main() -> int:
 def compare(size: int, repeats: int) -> dict[str, Any]:
     """By kind: median tokens per second, share of the devices' peak, and the last loss."""
     measured: dict[str, list[dict[str, float]]] = {}
-    for _ in range(repeats):
-        for kind in KINDS:
-            measured.setdefault(kind, []).append(run_kind(kind, size))
+    with tempfile.TemporaryDirectory(prefix="ravnest-benchmark-") as folder:
+        order = plan(size, Path(folder))
+        for _ in range(repeats):
+            for kind in KINDS:
+                measured.setdefault(kind, []).append(run_kind(kind, order, Path(folder)))
     operations = 6.0 * num_parameters() + 12.0 * NUM_BLOCKS * CONTEXT * WIDTH
     found = {}
     for kind, runs in measured.items():
@@ -69,46 +71,38 @@ def compare(size: int, repeats: int) -> dict[str, Any]:
     return found
 
 
-def run_kind(kind: str, size: int) -> dict[str, float]:
+def plan(size: int, work: Path) -> list[int]:
+    """Cuts the model for one cluster of that many nodes below `work`; node ids in order."""
+    (work / "node_data").mkdir()
+    benchmarks = {"ram": 60, "bandwidth": 20000, "latency": 0.05, "flops": 300000}
+    nodes = {
+        str(node): {
+            "IP": f"127.0.0.1:{port}",
+            "benchmarks": {**benchmarks, "device": f"cuda:{node}"},
+        }
+        for node, port in enumerate(free_ports(size))
+    }
+    (work / "node_data" / "node_configs.json").write_text(json.dumps(nodes))
+    run_processes([["benchmarks.accelerators_worker", "plan", "order.json", ""]], work, TIMEOUT_S)
+    order: list[int] = json.loads((work / "order.json").read_text())
+    return order
+
+
+def run_kind(kind: str, order: list[int], work: Path) -> dict[str, float]:
     """One training by one kind, in fresh processes."""
     library, schedule = kind.split()
-    with tempfile.TemporaryDirectory(prefix="ravnest-benchmark-") as folder:
-        work = Path(folder)
-        order = list(range(size))
-        if library == "ravnest":
-            (work / "node_data").mkdir()
-            nodes = {
-                str(node): {
-                    "IP": f"127.0.0.1:{port}",
-                    "benchmarks": {
-                        "ram": 60,
-                        "bandwidth": 20000,
-                        "latency": 0.05,
-                        "flops": 300000,
-                        "device": f"cuda:{node}",
-                    },
-                }
-                for node, port in enumerate(free_ports(size))
-            }
-            (work / "node_data" / "node_configs.json").write_text(json.dumps(nodes))
-            run_processes(
-                [["benchmarks.accelerators_worker", "plan", "order.json", schedule]],
-                work,
-                TIMEOUT_S,
-            )
-            order = json.loads((work / "order.json").read_text())
-        options = {"size": size, "port": free_ports(1)[0], "schedule": schedule}
-        commands = [
-            [
-                "benchmarks.accelerators_worker",
-                library,
-                f"{rank}.json",
-                json.dumps({**options, "rank": rank, "node": node}),
-            ]
-            for rank, node in enumerate(order)
+    options = {"size": len(order), "port": free_ports(1)[0], "schedule": schedule}
+    commands = [
+        [
+            "benchmarks.accelerators_worker",
+            library,
+            f"{rank}.json",
+            json.dumps({**options, "rank": rank, "node": node}),
         ]
-        run_processes(commands, work, TIMEOUT_S)
-        first, last = (json.loads((work / f"{k}.json").read_text()) for k in (0, size - 1))
+        for rank, node in enumerate(order)
+    ]
+    run_processes(commands, work, TIMEOUT_S)
+    first, last = (json.loads((work / f"{k}.json").read_text()) for k in (0, len(order) - 1))
     return {"tokens_per_s": statistics.median(first["tokens_per_s"]), "loss": last["loss"]}
 
 

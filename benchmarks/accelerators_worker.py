@@ -92,15 +92,15 @@ def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-def plan(output: str, schedule: str) -> None:
-    """Plans for one cluster of all nodes; writes their order."""
+def plan(output: str) -> None:
+    """Plans for one cluster of all nodes, whatever schedule; writes their order."""
     from ravnest import clusterize
 
     made = clusterize(
         build(),
         (batch()[0][:SAMPLES],),
         num_clusters=1,
-        schedule=schedule,
+        schedule="async",  # which takes the most memory
         optimizer=torch.optim.AdamW,
         optimizer_params={"lr": LEARNING_RATE},
         update_frequency=NUM_MICROBATCHES,
@@ -141,6 +141,7 @@ def ravnest_node(options: dict[str, Any]) -> dict[str, Any]:
         optimizer_params={"lr": LEARNING_RATE},
         criterion=criterion,
         labels=loader,
+        device=device,
         update_frequency=NUM_MICROBATCHES,
         schedule=options["schedule"],
     )
@@ -197,7 +198,7 @@ def torch_stage(options: dict[str, Any]) -> dict[str, Any]:
 def main(kind: str, output: str, argument: str) -> None:
     """Runs one worker."""
     if kind == "plan":
-        plan(output, argument)
+        plan(output)
         return
     worker = ravnest_node if kind == "ravnest" else torch_stage
     Path(output).write_text(json.dumps(worker(json.loads(argument))))

@@ -13,6 +13,7 @@ from ravnest.averaging.averager import Averager
 from ravnest.capture.stage_file import LoadedStage
 from ravnest.metrics.events import EventLog
 from ravnest.node.clipping import clipping_of
+from ravnest.node.couriers import Courier
 from ravnest.node.evaluating import LeafEvaluation, StageEvaluator
 from ravnest.node.journal import NumberFile, RunJournal
 from ravnest.node.labels import label_source
@@ -95,7 +96,9 @@ class NodeParts:
     randomness: KeyedRandomness
 
 
-def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> NodeParts:
+def assemble(
+    inputs: NodeInputs, transport: Transport, courier: Courier, events: EventLog
+) -> NodeParts:
     """Builds the node; sends and receives nothing yet."""
     plan = inputs.plan
     randomness = KeyedRandomness(inputs.seed, plan.cluster_id, inputs.device)
@@ -116,7 +119,7 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         keeps_previous=position.schedule.delays(position.num_stages),
         autocast=inputs.autocast,
     )
-    links = ClusterLinks(plan, transport, inputs.compression)
+    links = ClusterLinks(plan, transport, courier, inputs.compression)
     averager = Averager(plan.node_id, plan.rings, transport)
     # Batches this cluster gets, over those that each would get if all got as many.
     turns = (plan.dealing.count(plan.cluster_id) * plan.num_clusters, len(plan.dealing))

@@ -16,6 +16,7 @@ from ravnest.node.batches import (
     shipped_targets,
     targets_frame,
 )
+from ravnest.node.devices import moved
 from ravnest.node.links import ClusterLinks
 from ravnest.node.microbatches import whole_batch
 from ravnest.node.pipeline import stage_frame
@@ -151,7 +152,7 @@ class StageEvaluator:
     def _take(self, answer: Frame) -> Any:
         assert self._pass is not None
         if "structure" in answer.details:
-            return restore_targets(answer, self._device)
+            return moved(restore_targets(answer), self._device)
         num_samples = int(answer.details["num_samples"])
         self._pass.weighted_sum += float(answer.scalars["metric"] or 0.0) * num_samples
         self._pass.num_samples += num_samples

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ravnest.errors import ProtocolError
+from ravnest.errors import ProtocolError, RavnestError
+from ravnest.node.couriers import Courier, Parcel
 from ravnest.plan.model import NodePlan
-from ravnest.transport.interface import Message, Transport
-from ravnest.wire.codec import decode, encode
+from ravnest.transport.interface import Transport
+from ravnest.wire.codec import decode
 from ravnest.wire.compression import Compression
 from ravnest.wire.frame import Codec, Frame, FrameKind
 
@@ -26,12 +27,16 @@ class ClusterLinks:
     Norms of gradients run up and down the chain beside everything else ("norm").
 
     Args:
+        courier: takes what is sent; what comes is taken from the transport.
         compression: of activations and gradients; everything else travels unchanged.
     """
 
-    def __init__(self, plan: NodePlan, transport: Transport, compression: Compression) -> None:
+    def __init__(
+        self, plan: NodePlan, transport: Transport, courier: Courier, compression: Compression
+    ) -> None:
         self._plan = plan
         self._transport = transport
+        self._courier = courier
         self._compression = compression
         self.root, self.leaf = plan.cluster_nodes[0], plan.cluster_nodes[-1]
 
@@ -102,12 +107,15 @@ class ClusterLinks:
         return _numbered(peer, frame, FrameKind.GRADIENT_NORM, step, purpose)
 
     def _send(self, peer: int, lane: str, frame: Frame, codec: Codec) -> None:
-        header, payload = encode(frame, codec)
         purpose = f"{frame.kind.name.lower().replace('_', ' ')} {frame.microbatch or ''}".strip()
-        self._transport.send(peer, lane, Message(header, payload), purpose=purpose)
+        self._courier.send(Parcel(peer, lane, frame, codec, purpose))
 
     def _receive(self, peer: int, lane: str, purpose: str) -> Frame:
-        message = self._transport.receive(peer, lane, purpose=purpose)
+        try:
+            message = self._transport.receive(peer, lane, purpose=purpose)
+        except RavnestError:
+            self._courier.check()  # its failure is the cause
+            raise
         return decode(message.header, memoryview(message.payload[0]))
 
 

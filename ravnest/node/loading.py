@@ -31,7 +31,10 @@ def parse_node_name(name: object) -> int:
 
 
 def load_node(
-    node_data: Path, node_id: int, trusted: Collection[str] = ()
+    node_data: Path,
+    node_id: int,
+    trusted: Collection[str] = (),
+    device: torch.device | str = "cpu",
 ) -> tuple[NodePlan, LoadedStage]:
     """Reads what one node needs and nothing else.
 
@@ -39,6 +42,7 @@ def load_node(
         node_data: folder that clusterize wrote.
         node_id: whose stage.
         trusted: factories of submodules that stayed code, which may be imported and called.
+        device: where the stage computes.
 
     Raises:
         PlanFileError: the node is not in the plan, or a file is missing or damaged.
@@ -47,7 +51,7 @@ def load_node(
     plan = load_node_plan(node_data, node_id)
     verify_stage_files(node_data, plan)
     folder = node_data / Path(plan.files[0].path).parent
-    stage = load_stage(folder, "cpu", trusted)
+    stage = load_stage(folder, device, trusted)
     planned = {replica.name: plan.cluster_nodes.index(replica.owner) for replica in plan.replicas}
     if planned != stage.replica_owners:
         raise PlanFileError(

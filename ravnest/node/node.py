@@ -17,6 +17,8 @@ from ravnest.errors import RavnestError, TrainingError
 from ravnest.metrics.events import EventLog, EventName
 from ravnest.node.allocator import is_tight, keep_freed_memory, return_freed_memory
 from ravnest.node.assembly import NodeInputs, NodeParts, assemble
+from ravnest.node.couriers import Courier, courier_for
+from ravnest.node.devices import usable_device, warn_unplanned
 from ravnest.node.loading import initial_state, load_node, parse_node_name
 from ravnest.node.logs import show_logs
 from ravnest.node.options import NodeOptions
@@ -28,7 +30,7 @@ from ravnest.stage.delays import DelayCompensation
 from ravnest.stage.schedule import Schedule
 from ravnest.stage.updating import OptimizerFactory, SchedulerFactory, UpdateSettings
 from ravnest.transport.grpc_transport import GrpcTransport
-from ravnest.transport.interface import PeerAddress, Transport, TransportSettings
+from ravnest.transport.interface import PeerAddress, TransportSettings
 from ravnest.wire.compression import parse_compression
 
 logger = logging.getLogger(__name__)
@@ -119,24 +121,27 @@ class Node:
                 "behind them stop learning; pass loss_scale='dynamic'"
             )
         codecs = parse_compression(compression)
-        self._plan, stage = load_node(chosen.node_data, node_id, chosen.trusted_modules)
+        device = usable_device(device)
+        self._plan, stage = load_node(chosen.node_data, node_id, chosen.trusted_modules, device)
         settings = settings.for_stages(self._plan.num_stages)
         self._num_microbatches = settings.microbatches_per_batch
         wanted = is_tight(self._plan) if chosen.return_memory is None else chosen.return_memory
-        if wanted and torch.device(device).type == "cpu":
+        if wanted and device.type == "cpu":
             return_freed_memory()
         else:
             keep_freed_memory()
         show_logs(f"[c{self._plan.cluster_id}/s{self._plan.stage} {name}]")
+        warn_unplanned(device, self._plan.device)
         self._transport = chosen.transport or _grpc_transport(self._plan, chosen)
         self._transport.start()
+        self._courier = courier_for(device, self._transport)
         self._events = EventLog(
             chosen.events,
             node=node_id,
             cluster=self._plan.cluster_id,
             stage=self._plan.stage,
         )
-        self._finalizer = weakref.finalize(self, _end, self._transport, self._events)
+        self._finalizer = weakref.finalize(self, _end, self._courier, self._events)
         with self._guarded():
             inputs = NodeInputs(
                 plan=self._plan,
@@ -146,7 +151,7 @@ class Node:
                 update=update,
                 compression=codecs,
                 seed=torch.initial_seed() if chosen.seed is None else chosen.seed,
-                device=torch.device(device),
+                device=device,
                 criterion=criterion,
                 is_mean=_is_mean(criterion, chosen.loss_reduction),
                 labels=labels,
@@ -158,7 +163,7 @@ class Node:
                 recompute=chosen.recompute,
                 autocast=chosen.autocast,
             )
-            self._parts: NodeParts = assemble(inputs, self._transport, self._events)
+            self._parts: NodeParts = assemble(inputs, self._transport, self._courier, self._events)
             self._root = RootDriver(
                 self._plan,
                 self._parts,
@@ -301,14 +306,14 @@ class Node:
     def close(self) -> None:
         """Says goodbye to the other nodes and frees the port. Idempotent."""
         if self._finalizer.detach() is not None:
-            _close(self._transport, self._events)
+            _close(self._courier, self._events)
 
     def abort(self, error: BaseException) -> None:
         """Tells the other nodes that this one failed, and why. Idempotent."""
         if self._finalizer.detach() is not None:
             reason = _reason(self._plan, error)
             self._events.emit(EventName.FAILED, reason=reason)
-            self._transport.abort(reason)
+            self._courier.abort(reason)
             self._events.close()
 
     def __enter__(self) -> Self:
@@ -369,20 +374,20 @@ def _reason(plan: NodePlan, error: BaseException) -> str:
     return f"{where} {type(error).__name__}: {message}"
 
 
-def _close(transport: Transport, events: EventLog) -> None:
-    transport.close()
+def _close(courier: Courier, events: EventLog) -> None:
+    courier.close()
     events.emit(EventName.RUN_ENDED)
     events.close()
 
 
-def _end(transport: Transport, events: EventLog) -> None:
+def _end(courier: Courier, events: EventLog) -> None:
     """Runs when the node is garbage or the interpreter exits: not every script calls `close`."""
     error = getattr(sys, "last_value", None)
     if isinstance(error, BaseException) and not hasattr(sys, "ps1"):
         # The script died outside of our calls: the other nodes are told why.
         reason = f"{type(error).__name__}: {error}"
         events.emit(EventName.FAILED, reason=reason)
-        transport.abort(reason)
+        courier.abort(reason)
         events.close()
     else:
-        _close(transport, events)
+        _close(courier, events)

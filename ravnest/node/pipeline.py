@@ -24,6 +24,7 @@ from ravnest.node.rounds import RoundKeeper
 from ravnest.node.targets import check_loss
 from ravnest.node.tying import TiedParameters
 from ravnest.plan.identity import MicrobatchId
+from ravnest.stage.copying import HostNumber
 from ravnest.stage.engine import LossFunction, StageEngine
 from ravnest.stage.program import Value
 from ravnest.stage.schedule import ActionKind, Progress, StagePosition, next_action
@@ -46,6 +47,20 @@ class StageParts:
     memory: MemoryWatch
 
 
+@dataclass(frozen=True, slots=True)
+class _PendingLoss:
+    """A loss of the leaf, before its backward pass.
+
+    Attributes:
+        frame: of the microbatch, without its tensors.
+        step: that its gradient is for.
+    """
+
+    number: HostNumber
+    frame: Frame
+    step: int
+
+
 class StagePipeline:
     """One stage of one cluster in training.
 
@@ -65,7 +80,7 @@ class StagePipeline:
         self._memory = parts.memory
         self._loss_of = loss_of
         self._progress = Progress()
-        self._losses: dict[MicrobatchId, float] = {}
+        self._losses: dict[MicrobatchId, _PendingLoss] = {}
         self._rows: dict[MicrobatchId, Rows] = {}
         self._versions: dict[MicrobatchId, int] = {}
         self._first_version = 0  # that the epoch began with
@@ -127,10 +142,11 @@ class StagePipeline:
         if self._loss_of is None:
             self._links.send_forward(stage_frame(frame, self._own_copies(frame, results)))
         else:
-            loss = float(results.get("loss", 0.0))
-            if self._engine.loss_scale is None:  # else its step is left out
-                check_loss(loss, frame, self._engine.weights.number)
-            self._losses[microbatch] = loss
+            self._losses[microbatch] = _PendingLoss(
+                HostNumber(torch.as_tensor(results.get("loss", 0.0))),
+                replace(frame, tensors={}),
+                self._engine.weights.number,
+            )
         self.num_forwards += 1
         self._progress = replace(self._progress, forwards=self._progress.forwards + 1)
 
@@ -172,10 +188,6 @@ class StagePipeline:
     def _backward(self, microbatch: MicrobatchId) -> None:
         rows, version = self._rows.pop(microbatch), self._versions.pop(microbatch)
         received = None if self._loss_of is not None else self._links.receive_gradient(microbatch)
-        if received is None:
-            loss = self._losses.pop(microbatch)
-        else:
-            loss = float(received.scalars["loss"] or 0.0)
         self._check_version(microbatch, version, received)
         gradients: Mapping[str, torch.Tensor] = {}
         if rows.num_samples:
@@ -184,6 +196,7 @@ class StagePipeline:
             compute = self._engine.backward_input if splits else self._engine.backward
             with self._memory.during(f"the backward pass of microbatch {microbatch}"):
                 gradients = compute(microbatch, None if received is None else received.tensors)
+        loss = self._loss_of_backward(microbatch, received)
         self._links.send_backward(
             Frame(
                 FrameKind.GRADIENT,
@@ -200,6 +213,20 @@ class StagePipeline:
         if rows.stop == rows.total and rows.num_samples:  # the last that is not empty
             self._journal.batch_trained(self._batch_loss, rows.total)
             self._batch_loss = 0.0
+
+    def _loss_of_backward(self, microbatch: MicrobatchId, received: Frame | None) -> float:
+        """The loss of a microbatch; on the leaf not asked for before its backward pass is launched.
+
+        Raises:
+            TrainingError: it is not finite.
+        """
+        if received is not None:
+            return float(received.scalars["loss"] or 0.0)
+        pending = self._losses.pop(microbatch)
+        loss = pending.number.value()
+        if self._engine.loss_scale is None:  # else its step is left out
+            check_loss(loss, pending.frame, pending.step)
+        return loss
 
     def _step(self) -> None:
         self._tied.before_step()

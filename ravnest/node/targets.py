@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ravnest.errors import ConfigError, RavnestError, TrainingError
+from ravnest.node.devices import moved
 from ravnest.node.fingerprint import check_fingerprint
 from ravnest.node.labels import BatchAddress, LabelSource
 from ravnest.node.links import ClusterLinks
@@ -48,7 +49,7 @@ class TargetFinder:
 
     Args:
         source: the leaf's `labels` or `test_labels`, None when left out.
-        device: tensors shipped by the root are moved there.
+        device: targets are moved there.
     """
 
     def __init__(
@@ -70,26 +71,26 @@ class TargetFinder:
         """
         shipped = self._shipped(frame) if local is None else local
         if self._source is None:
-            return shipped
+            return moved(shipped, self._device)
         address = batch_address(frame)
         batch = self._source.batch(address)
         check_fingerprint(
             frame.details.get("fingerprint", ()), batch, epoch=address.epoch, index=address.index
         )
-        return take_rows(batch, Rows.of(frame))
+        return moved(take_rows(batch, Rows.of(frame)), self._device)
 
     def _shipped(self, frame: Frame) -> Any:
         if not frame.details.get("targets", False):
             return None
         shipped = self._links.receive_targets(frame.microbatch)
-        return restore_targets(shipped, self._device)
+        return restore_targets(shipped)
 
 
-def restore_targets(frame: Frame, device: torch.device) -> Any:
+def restore_targets(frame: Frame) -> Any:
     """The batch inside a TARGETS frame."""
     count = len(frame.tensors) + len(frame.scalars)
     leaves: Sequence[Any] = [
-        frame.tensors[str(i)].to(device) if str(i) in frame.tensors else frame.scalars[str(i)]
+        frame.tensors[str(i)] if str(i) in frame.tensors else frame.scalars[str(i)]
         for i in range(count)
     ]
     return unflatten(frame.details["structure"], leaves)

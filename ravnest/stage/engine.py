@@ -14,6 +14,7 @@ import torch
 
 from ravnest.errors import TrainingError
 from ravnest.plan.identity import MicrobatchId
+from ravnest.stage.copying import DeviceCopier
 from ravnest.stage.module import StageModule
 from ravnest.stage.precision import autocast_on
 from ravnest.stage.program import Program, Value
@@ -109,6 +110,7 @@ class StageEngine:
         self._train = train
         self._evaluation = evaluation
         self._device = device
+        self._copier = DeviceCopier(device)
         self._recompute = recompute
         self._autocast = autocast
         self.loss_scale: float | None = None
@@ -343,7 +345,7 @@ class StageEngine:
                 )
             value = inputs[spec.name]
             if isinstance(value, torch.Tensor):
-                value = value.detach().to(self._device)
+                value = self._copier.to_device(value.detach())
                 if with_gradients and spec.differentiable:
                     value.requires_grad_(True)
             prepared[spec.name] = value
@@ -369,7 +371,7 @@ class StageEngine:
                     f"{name!r}, expected {tuple(value.shape)}"
                 )
             roots.append(value)
-            starts.append(gradient.to(self._device))
+            starts.append(self._copier.to_device(gradient))
         return roots, starts
 
 

@@ -72,8 +72,17 @@ def _bytes_of(values: torch.Tensor) -> memoryview:
     if values.numel() == 0:
         return memoryview(b"")
     # Lazily conjugated or negated views have other bytes than values.
-    plain = values.resolve_conj().resolve_neg().cpu().contiguous()
+    plain = _on_host(values.resolve_conj().resolve_neg()).contiguous()
     return memoryview(plain.view(-1).view(torch.uint8).numpy().data)
+
+
+def _on_host(values: torch.Tensor) -> torch.Tensor:
+    """The values in the host's memory; from CUDA in pinned memory, several times as fast."""
+    if values.device.type != "cuda":
+        return values.cpu()
+    copy = values.to("cpu", non_blocking=True)
+    torch.cuda.current_stream(values.device).synchronize()
+    return copy
 
 
 def unpack(entries: Sequence[frame_pb2.Tensor], payload: memoryview) -> dict[str, torch.Tensor]:

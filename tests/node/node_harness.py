@@ -72,10 +72,16 @@ def run_nodes(
     *,
     timeout_s: float = 30,
     arguments: dict[str, Any] | None = None,
+    each: dict[int, dict[str, Any]] | None = None,
     network: MemoryNetwork | None = None,
     **more: Any,
 ) -> Run:
-    """Runs `script` on every node of the plan; `arguments` and `more` are those of `Node`."""
+    """Runs `script` on every node of the plan.
+
+    Args:
+        arguments, more: of every `Node`.
+        each: of single ones, by node id; they go before.
+    """
     network = network or MemoryNetwork()
     settings = TransportSettings(timeout_s=timeout_s)
 
@@ -89,7 +95,7 @@ def run_nodes(
                 events=run.folder / "events",
                 loss_filename=run.folder / "losses.txt",
                 val_filename=run.folder / "val_accuracies.txt",
-                **{**(arguments or {}), **more},
+                **{**(arguments or {}), **more, **(each or {}).get(node_id, {})},
             ) as node:
                 run.results[node_id] = script(node)
         except BaseException as error:

@@ -73,7 +73,7 @@ def test_inputs_are_not_shipped_again() -> None:
 def test_targets_survive_the_wire_with_their_nesting() -> None:
     batch = {"a": [torch.arange(3), 5, "text", None], "b": (torch.ones(2), 1.5, True)}
     frame = targets_frame(MicrobatchId(0, 0), batch)
-    back = restore_targets(frame, torch.device("cpu"))
+    back = restore_targets(frame)
     assert back["a"][0].tolist() == [0, 1, 2]
     assert back["a"][1:] == [5, "text", None]
     assert back["b"][1:] == (1.5, True)

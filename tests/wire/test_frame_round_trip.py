@@ -159,4 +159,5 @@ def test_many_small_and_big_frames_share_nothing():
 @pytest.mark.parametrize("codec", Codec)
 def test_a_tensor_on_an_accelerator_arrives_on_the_cpu(codec):
     tensor = torch.arange(8.0, device="cuda")
-    assert torch.equal(tensor_over_the_wire(tensor, codec), tensor.cpu())
+    there = tensor_over_the_wire(tensor, codec)
+    assert torch.equal(there, tensor_over_the_wire(tensor.cpu(), codec))
