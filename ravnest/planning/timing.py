@@ -85,6 +85,7 @@ class PipelineTime:
         links: between stages k and k + 1; one fewer.
         update_frequency: microbatches per optimizer step.
         exchanges: of parameters that several stages use.
+        slacks: per stage, see `StagePosition`; empty for none.
     """
 
     schedule: Schedule
@@ -92,6 +93,12 @@ class PipelineTime:
     stages: tuple[StageTime, ...]
     links: tuple[LinkTime, ...]
     exchanges: tuple[ExchangeTime, ...] = ()
+    slacks: tuple[int, ...] = ()
+
+    def position(self, stage: int) -> StagePosition:
+        """What the order of a stage's actions depends on."""
+        slack = self.slacks[stage] if self.slacks else 0
+        return StagePosition(self.schedule, stage, len(self.stages), self.update_frequency, slack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +218,7 @@ class _Run:
         self.size = len(pipeline.stages)
         self.step_ends: list[float] = []
         self._stages, self._links = pipeline.stages, pipeline.links
-        self._positions = [
-            StagePosition(pipeline.schedule, k, self.size, pipeline.update_frequency)
-            for k in range(self.size)
-        ]
+        self._positions = [pipeline.position(k) for k in range(self.size)]
         self._actions = [_Peekable(list_actions(p, num_microbatches)) for p in self._positions]
         self._clock = [0.0] * self.size  # when a stage is free to compute
         self._uplink = [0.0] * self.size  # when its uplink is free

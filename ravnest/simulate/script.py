@@ -55,6 +55,7 @@ class ClusterShape:
         num_steps: optimizer steps of the run.
         steps_per_round: between averaging rounds, None when nothing is averaged.
         ties: pairs of stages, owner and holder of a parameter that both use.
+        slacks: per stage, see `StagePosition`; empty for none.
     """
 
     schedule: Schedule
@@ -63,6 +64,12 @@ class ClusterShape:
     num_steps: int
     steps_per_round: int | None
     ties: frozenset[tuple[int, int]]
+    slacks: tuple[int, ...] = ()
+
+    def position(self, stage: int) -> StagePosition:
+        """What the order of a stage's actions depends on."""
+        slack = self.slacks[stage] if self.slacks else 0
+        return StagePosition(self.schedule, stage, self.num_stages, self.update_frequency, slack)
 
     def ends_with_round(self, step: int) -> bool:
         """Whether a round follows a step; one more follows the last, unless it just was."""
@@ -100,7 +107,7 @@ def scripts_of(shape: ClusterShape) -> tuple[Script, ...]:
 
 def _actions(shape: ClusterShape, stage: int) -> list[tuple[int, int]]:
     """Kinds and numbers in order, rounds included."""
-    position = _position(shape, stage)
+    position = shape.position(stage)
     order: list[tuple[int, int]] = []
     num_rounds = 0
     for action in list_actions(position, shape.num_steps * shape.update_frequency):
@@ -116,16 +123,12 @@ def _value_numbers(shape: ClusterShape, owner: int) -> list[int]:
 
     Rounds come right after steps, so averaged values need no number of their own.
     """
-    position = _position(shape, owner)
+    position = shape.position(owner)
     versions = map(position.version_of, range(shape.num_steps * shape.update_frequency))
     numbers = {version: number for number, version in enumerate(dict.fromkeys(versions), 1)}
     return [
         numbers[position.version_of(i)] for i in range(shape.num_steps * shape.update_frequency)
     ]
-
-
-def _position(shape: ClusterShape, stage: int) -> StagePosition:
-    return StagePosition(shape.schedule, stage, shape.num_stages, shape.update_frequency)
 
 
 def _script(shape: ClusterShape, stage: int, values: dict[int, list[int]]) -> Script:
@@ -136,7 +139,7 @@ def _script(shape: ClusterShape, stage: int, values: dict[int, list[int]]) -> Sc
     to_owners = tuple(FIRST_TIED_LANE + owner for owner in owners)
     entries: list[Entry] = []
     versions: list[int] = []
-    position = _position(shape, stage)
+    position = shape.position(stage)
     num_sent = 0
     for kind, number in _actions(shape, stage):
         awaits: list[tuple[int, int]] = []

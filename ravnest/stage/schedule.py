@@ -63,9 +63,22 @@ class Schedule(StrEnum):
         """Whether a stage computes gradients of weights apart from those of its inputs."""
         return self is Schedule.ZB_H1 and stage > 0
 
-    def max_ahead(self, stage: int, num_stages: int, update_frequency: int) -> int:
+    def depth(self, stage: int, num_stages: int, update_frequency: int, slack: int = 0) -> int:
+        """Microbatches that a stage starts before it awaits the gradients of the first.
+
+        As many as there are stages from here on, and `slack` more. Without a flush and a fixed age
+        of the weights only as many more as make no gradient older, counted in optimizer steps.
+        """
+        behind = num_stages - stage - 1
+        if not behind or not slack:
+            return behind + 1
+        if not self.is_flushed and not self.delays(num_stages):
+            slack = min(slack, -behind % update_frequency)
+        return behind + 1 + slack
+
+    def max_ahead(self, stage: int, num_stages: int, update_frequency: int, slack: int = 0) -> int:
         """Microbatches between their forward pass and the gradients of their inputs at most."""
-        depth = num_stages - stage
+        depth = self.depth(stage, num_stages, update_frequency, slack)
         if self.is_flushed:
             return min(depth, update_frequency)
         return min(depth, 2 * update_frequency) if self.delays(num_stages) else depth
@@ -74,30 +87,41 @@ class Schedule(StrEnum):
         """Microbatches whose inputs have gradients, and their weights not yet, at most."""
         return min(stage, update_frequency - 1) if self.splits_backward(stage) else 0
 
-    def max_in_flight(self, stage: int, num_stages: int, update_frequency: int) -> int:
+    def max_in_flight(
+        self, stage: int, num_stages: int, update_frequency: int, slack: int = 0
+    ) -> int:
         """Microbatches of a stage between their forward and the end of their backward pass."""
-        ahead = self.max_ahead(stage, num_stages, update_frequency)
+        ahead = self.max_ahead(stage, num_stages, update_frequency, slack)
         behind = self.max_behind(stage, update_frequency)
         return min(ahead + behind, update_frequency) if behind else ahead
 
-    def in_flight_at_step(self, stage: int, num_stages: int, update_frequency: int = 1) -> int:
+    def in_flight_at_step(
+        self, stage: int, num_stages: int, update_frequency: int = 1, slack: int = 0
+    ) -> int:
         """Microbatches in flight during an optimizer step at most."""
         if self.is_flushed:
             return 0
-        depth = num_stages - stage - 1
-        return min(depth, update_frequency) if self.delays(num_stages) else depth
+        left = self.depth(stage, num_stages, update_frequency, slack) - 1
+        return min(left, update_frequency) if self.delays(num_stages) else left
 
-    def max_staleness(self, stage: int, num_stages: int, update_frequency: int = 1) -> int:
+    def max_staleness(
+        self, stage: int, num_stages: int, update_frequency: int = 1, slack: int = 0
+    ) -> int:
         """Steps between the weights of a forward pass and those its gradient updates, at most."""
         if self.delays(num_stages):
             return 1
-        return -(-self.in_flight_at_step(stage, num_stages) // update_frequency)
+        left = self.in_flight_at_step(stage, num_stages, update_frequency, slack)
+        return -(-left // update_frequency)
 
-    def stashed_versions(self, stage: int, num_stages: int, update_frequency: int = 1) -> int:
+    def stashed_versions(
+        self, stage: int, num_stages: int, update_frequency: int = 1, slack: int = 0
+    ) -> int:
         """Weight versions a stage holds at most besides the current one."""
-        return self.max_staleness(stage, num_stages, update_frequency)
+        return self.max_staleness(stage, num_stages, update_frequency, slack)
 
-    def lasting_versions(self, stage: int, num_stages: int, update_frequency: int = 1) -> int:
+    def lasting_versions(
+        self, stage: int, num_stages: int, update_frequency: int = 1, slack: int = 0
+    ) -> int:
         """Those of them that outlast the first backward pass after a step.
 
         Only these meet a whole set of gradients: the step has used up those before, and the first
@@ -105,8 +129,8 @@ class Schedule(StrEnum):
         """
         if self.delays(num_stages):
             return 1
-        left = max(self.in_flight_at_step(stage, num_stages) - 1, 0)
-        return -(-left // update_frequency)
+        left = self.in_flight_at_step(stage, num_stages, update_frequency, slack) - 1
+        return -(-max(left, 0) // update_frequency)
 
     @classmethod
     def parse(cls, name: str) -> Schedule:
@@ -150,12 +174,20 @@ class StagePosition:
         stage: 0 is the root.
         num_stages: stages in the cluster.
         update_frequency: backward passes per optimizer step.
+        slack: microbatches that the stage may start beyond those that fill equal stages without
+            delay between them, so that slow links are filled as well. No stage may have less in
+            flight than the next, or they could wait for each other.
     """
 
     schedule: Schedule
     stage: int
     num_stages: int
     update_frequency: int
+    slack: int = 0
+
+    @property
+    def _place(self) -> tuple[int, int, int, int]:
+        return self.stage, self.num_stages, self.update_frequency, self.slack
 
     @property
     def splits_backward(self) -> bool:
@@ -165,7 +197,7 @@ class StagePosition:
     @property
     def max_ahead(self) -> int:
         """Microbatches between their forward pass and the gradients of their inputs at most."""
-        return self.schedule.max_ahead(self.stage, self.num_stages, self.update_frequency)
+        return self.schedule.max_ahead(*self._place)
 
     @property
     def max_behind(self) -> int:
@@ -175,12 +207,12 @@ class StagePosition:
     @property
     def max_in_flight(self) -> int:
         """Microbatches between their forward and the end of their backward pass at most."""
-        return self.schedule.max_in_flight(self.stage, self.num_stages, self.update_frequency)
+        return self.schedule.max_in_flight(*self._place)
 
     @property
     def max_staleness(self) -> int:
         """Steps between the weights of a forward pass and those its gradient updates, at most."""
-        return self.schedule.max_staleness(self.stage, self.num_stages, self.update_frequency)
+        return self.schedule.max_staleness(*self._place)
 
     def version_of(self, microbatch: int) -> int:
         """The steps of this epoch that the weights of a microbatch's forward pass have behind them.
@@ -193,7 +225,7 @@ class StagePosition:
             return max(microbatch // frequency - 1, 0)
         if self.schedule.is_flushed:
             return microbatch // frequency
-        return max(microbatch - (self.num_stages - self.stage - 1), 0) // frequency
+        return max(microbatch - self.max_ahead + 1, 0) // frequency
 
 
 @dataclass(frozen=True, slots=True)

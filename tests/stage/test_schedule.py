@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -19,11 +20,14 @@ from ravnest.stage.schedule import (
     next_action,
 )
 
+EXTRA = st.integers(0, 12)  # microbatches that a stage may start beyond the least
 positions = st.tuples(st.sampled_from(Schedule), st.integers(1, 8), st.integers(1, 9))
 
 
-def listed(schedule: Schedule, stage: int, stages: int, frequency: int, count: int) -> str:
-    position = StagePosition(schedule, stage, stages, frequency)
+def listed(
+    schedule: Schedule, stage: int, stages: int, frequency: int, count: int, slack: int = 0
+) -> str:
+    position = StagePosition(schedule, stage, stages, frequency, slack)
     return " ".join(map(str, list_actions(position, count)))
 
 
@@ -34,6 +38,16 @@ def test_1f1b_of_three_stages_is_the_published_order() -> None:
         "F0 F1 B0 F2 B1 F3 B2 B3 S0",
         "F0 B0 F1 B1 F2 B2 F3 B3 S0",
     ]
+
+
+def test_slack_starts_microbatches_earlier_and_applies_the_same_steps() -> None:
+    flushed, endless = Schedule.ONE_F_ONE_B, Schedule.ASYNC
+    assert listed(flushed, 1, 3, 4, 4, slack=1) == "F0 F1 F2 B0 F3 B1 B2 B3 S0"
+    assert listed(flushed, 1, 3, 2, 4, slack=9) == "F0 F1 B0 B1 S0 F2 F3 B2 B3 S1"
+    assert listed(endless, 0, 2, 3, 5, slack=1) == "F0 F1 F2 B0 F3 B1 F4 B2 S0 B3 B4 S1"
+    # Not where it would make a gradient older, and not on a leaf, which awaits none.
+    assert listed(endless, 0, 2, 1, 3, slack=5) == listed(endless, 0, 2, 1, 3)
+    assert listed(flushed, 2, 3, 4, 4, slack=5) == listed(flushed, 2, 3, 4, 4)
 
 
 def test_async_does_not_flush_between_steps() -> None:
@@ -61,7 +75,7 @@ def test_every_microbatch_is_trained_once_and_applied(
 ) -> None:
     schedule, stages, frequency = shape
     stage = data.draw(st.integers(0, stages - 1))
-    position = StagePosition(schedule, stage, stages, frequency)
+    position = StagePosition(schedule, stage, stages, frequency, data.draw(EXTRA))
     actions = list(list_actions(position, count))
     splits = position.splits_backward
     passes = [ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT]
@@ -82,15 +96,17 @@ def test_every_microbatch_is_trained_once_and_applied(
             assert in_flight == 0
 
 
-@given(positions, st.integers(0, 25))
+@given(positions, st.integers(0, 25), st.lists(st.integers(-1, 4), min_size=8, max_size=8))
 def test_stages_that_wait_for_each_other_never_lock_up(
-    shape: tuple[Schedule, int, int], count: int
+    shape: tuple[Schedule, int, int], count: int, more: list[int]
 ) -> None:
     """Every stage runs its own order; a receive waits for the neighbour's send."""
     schedule, stages, frequency = shape
+    # From the leaf to the root; no stage has less in flight than the next.
+    slacks = [max(0, each) for each in itertools.accumulate(more[: stages - 1], initial=0)][::-1]
     orders = [
-        list(list_actions(StagePosition(schedule, stage, stages, frequency), count))
-        for stage in range(stages)
+        list(list_actions(StagePosition(schedule, stage, stages, frequency, slack), count))
+        for stage, slack in enumerate(slacks)
     ]
     done = [0] * stages
     sent_forward, sent_backward = [count] + [0] * stages, [0] * stages + [count]
@@ -124,7 +140,7 @@ def test_an_end_that_is_learnt_late_changes_nothing(
     """The executor learns the number of microbatches only when no further one comes."""
     schedule, stages, frequency = shape
     stage = data.draw(st.integers(0, stages - 1))
-    position = StagePosition(schedule, stage, stages, frequency)
+    position = StagePosition(schedule, stage, stages, frequency, data.draw(EXTRA))
     actions: list[Action] = []
     progress = Progress()
     while (action := next_action(position, progress)) is not None:
@@ -148,7 +164,7 @@ def test_every_gradient_has_the_age_that_the_schedule_promises(
     """`version_of` against the order itself; versions exist, and none is needed that is gone."""
     schedule, stages, frequency = shape
     stage = data.draw(st.integers(0, stages - 1))
-    position = StagePosition(schedule, stage, stages, frequency)
+    position = StagePosition(schedule, stage, stages, frequency, data.draw(EXTRA))
     steps = 0
     for action in list_actions(position, count):
         if action.kind is ActionKind.FORWARD:
@@ -158,6 +174,7 @@ def test_every_gradient_has_the_age_that_the_schedule_promises(
             staleness = action.number // frequency - version
             assert 0 <= staleness <= position.max_staleness
             assert position.max_staleness <= schedule.stashed_versions(stage, stages, frequency)
+            assert position.max_staleness == replace(position, slack=0).max_staleness
         steps += action.kind is ActionKind.STEP
 
 
