@@ -7,14 +7,16 @@ without. Every link is measured before it is used, with nothing else on it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import wan_pipeline
 from benchmarks.links import MAX_ERROR, why_impossible
 from benchmarks.report import Claim, finish, parse_arguments
-from benchmarks.wan_pipeline import TORCH
+from benchmarks.wan_pipeline import GPT, OWN, TORCH, WAITS
 
 MAX_OF_TORCH = 0.65
+PIPELINES = {WAITS: "stages that wait as the GPT's compute", GPT: "GPT"}
 
 
 def main() -> int:
@@ -23,43 +25,52 @@ def main() -> int:
     if (reason := why_impossible()) is not None:
         print(f"no links to train over here: {reason}", file=sys.stderr)
         return 2
-    figures: dict[str, Any] = {"pipeline": pipeline(quick=arguments.quick)}
-    if not arguments.json:
-        show_pipeline(figures["pipeline"])
+    figures: dict[str, Any] = {}
+    for name, each in pipelines(quick=arguments.quick):
+        figures[name] = each
+        if not arguments.json:
+            show_pipeline(name, each)
     return finish(figures, claims_of(figures), as_json=arguments.json)
 
 
-def pipeline(*, quick: bool) -> dict[str, Any]:
-    """One pipeline over 100 Mbps and 40 ms, by schedule."""
+def pipelines(*, quick: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """One pipeline over 100 Mbps and 40 ms: with stages that wait, and the GPT."""
     if quick:
-        return wan_pipeline.compare(1, rounds=2, steps=1, kinds=("ravnest 1f1b",))
-    return wan_pipeline.compare(3, rounds=3, steps=3, kinds=tuple(wan_pipeline.KINDS))
+        yield WAITS, wan_pipeline.compare(WAITS, 1, rounds=2, steps=1, kinds=(OWN,))
+        return
+    kinds = tuple(wan_pipeline.KINDS)
+    yield WAITS, wan_pipeline.compare(WAITS, 3, rounds=3, steps=4, kinds=kinds)
+    yield GPT, wan_pipeline.compare(GPT, 3, rounds=2, steps=3, kinds=(OWN,))
 
 
 def claims_of(figures: dict[str, Any]) -> list[Claim]:
     """What is promised of the figures."""
-    one = figures["pipeline"]
-    return [
+    claims = [
         Claim(
-            "GPT over 3 stages, 100 Mbps, 40 ms, 1f1b in fp32 over torch's 1F1B, step time",
-            one[f"ravnest 1f1b / {TORCH}"],
+            f"{title} over 3 stages, 100 Mbps, 40 ms, 1f1b in fp32 over torch's 1F1B, step time",
+            figures[name][f"{OWN} / {TORCH}"],
             MAX_OF_TORCH,
-        ),
+        )
+        for name, title in PIPELINES.items()
+        if name in figures
+    ]
+    links = [link for each in figures.values() for link in each["links"]]
+    return [
+        *claims,
         Claim(
             "error of the emulated links in rate and round trip, largest of the links",
-            max(link["error"] for link in one["links"]),
+            max(link["error"] for link in links),
             MAX_ERROR,
         ),
     ]
 
 
-def show_pipeline(result: dict[str, Any]) -> None:
+def show_pipeline(name: str, result: dict[str, Any]) -> None:
     """Prints the comparison with torch."""
-    print("\nGPT over 3 stages, 100 Mbps, 40 ms: seconds per step, 1 thread each")
+    print(f"\n{PIPELINES[name]} over 3 stages, 100 Mbps, 40 ms: seconds per step, 1 thread each")
     for kind in (TORCH, *wan_pipeline.KINDS):
         if kind in result:
-            ratio = result[f"{kind} / {TORCH}"]
-            each = result[kind]
+            each, ratio = result[kind], result[f"{kind} / {TORCH}"]
             print(
                 f"  {kind:18} {each['step_s']:.3f} s  {each['cpu_s']:.3f} processor s  "
                 f"{ratio:.3f} of torch's"

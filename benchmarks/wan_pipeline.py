@@ -1,7 +1,9 @@
 """One pipeline over slow links, beside torch.distributed.pipelining over the same links.
 
 The 22-million-parameter GPT over three stages; each stage is a process in a network namespace of
-its own, with one thread. Part of `benchmarks.wan`.
+its own, with one thread. Where the machine has fewer free cores than stages, or slow ones, its
+computing hides what the links cost. So there is a second workload of the same bytes, whose stages
+wait as long as the GPT's compute on a core of 123 GFLOP/s. Part of `benchmarks.wan`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from benchmarks.processes import run_processes
 from benchmarks.workloads import WORKLOADS
 from ravnest import clusterize
 
-WORKLOAD = "gpt"
+GPT, WAITS = "gpt", "gpt waits"
 NUM_STAGES = 3
 LINK = Access(100e6, 10e-3)
 """100 Mbps; any two hosts are 40 ms apart and back."""
@@ -31,16 +33,18 @@ GFLOPS = 50.0
 PORT = 8080
 TIMEOUT_S = 600
 
-TORCH = "torch 1f1b"
+TORCH, OWN = "torch 1f1b", "ravnest 1f1b"
 KINDS: dict[str, dict[str, Any]] = {
-    "ravnest 1f1b": {"schedule": "1f1b"},
+    OWN: {"schedule": "1f1b"},
     "ravnest zb-h1": {"schedule": "zb-h1"},
     "ravnest async": {"schedule": "async"},
     "ravnest 1f1b fp16": {"schedule": "1f1b", "compression": True},
 }
 
 
-def compare(repeats: int, *, rounds: int, steps: int, kinds: tuple[str, ...]) -> dict[str, Any]:
+def compare(
+    workload: str, repeats: int, *, rounds: int, steps: int, kinds: tuple[str, ...]
+) -> dict[str, Any]:
     """Medians of seconds and processor seconds per step by kind, their ratios, and the links.
 
     Every repeat runs all kinds in turn, over links that are measured before it.
@@ -52,7 +56,7 @@ def compare(repeats: int, *, rounds: int, steps: int, kinds: tuple[str, ...]) ->
         with Network([LINK] * NUM_STAGES) as network:
             links += [check_link(network, host) for host in range(NUM_STAGES - 1)]
             for kind, runs in measured.items():
-                runs.append(run_kind(kind, network, options))
+                runs.append(run_kind(kind, workload, network, options))
     result: dict[str, Any] = {"links": links, "repeats": measured}
     for kind, runs in measured.items():
         result[kind] = {
@@ -66,7 +70,9 @@ def compare(repeats: int, *, rounds: int, steps: int, kinds: tuple[str, ...]) ->
     return result
 
 
-def run_kind(kind: str, network: Network, options: dict[str, Any]) -> dict[str, float]:
+def run_kind(
+    kind: str, workload: str, network: Network, options: dict[str, Any]
+) -> dict[str, float]:
     """One training by one kind, in fresh processes, one per host."""
     with tempfile.TemporaryDirectory(prefix="ravnest-benchmark-") as folder:
         work = Path(folder)
@@ -76,13 +82,13 @@ def run_kind(kind: str, network: Network, options: dict[str, Any]) -> dict[str, 
             own = [{"rank": host, "interface": network.device(host)} for host in hosts]
             worker = "torch"
         else:
-            hosts = plan(network, work, KINDS[kind]["schedule"])
+            hosts = plan(workload, network, work, KINDS[kind]["schedule"])
             shared = {**options, **KINDS[kind], "insecure": True}
             own = [{"name": f"node_{host}"} for host in hosts]
             worker = "provider"
         outputs = [work / f"worker_{host}.json" for host in hosts]
         commands = [
-            ["benchmarks.pipeline_workers", worker, WORKLOAD, str(output), json.dumps(each)]
+            ["benchmarks.pipeline_workers", worker, workload, str(output), json.dumps(each)]
             for output, each in zip(outputs, ({**shared, **each} for each in own), strict=True)
         ]
         places = [partial(network.command, host) for host in hosts]
@@ -95,9 +101,9 @@ def run_kind(kind: str, network: Network, options: dict[str, Any]) -> dict[str, 
     }
 
 
-def plan(network: Network, work: Path, schedule: str) -> list[int]:
+def plan(name: str, network: Network, work: Path, schedule: str) -> list[int]:
     """Cuts the workload for the hosts below `work`; the hosts from root to leaf."""
-    workload = WORKLOADS[WORKLOAD]()
+    workload = WORKLOADS[name]()
     (work / "node_data").mkdir()
     nodes = {
         str(host): {
@@ -120,5 +126,6 @@ def plan(network: Network, work: Path, schedule: str) -> list[int]:
             num_clusters=1,
             schedule=schedule,
             update_frequency=workload.num_microbatches,
+            leaves=dict(workload.leaves) or None,
         )
     return list(made.clusters[0])
