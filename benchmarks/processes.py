@@ -43,7 +43,7 @@ def run_processes(
     """Runs `python -m` for each at once in `work`; RuntimeError with its output when one fails.
 
     Args:
-        places: what makes of each command line one that runs it elsewhere; here where none is given.
+        places: what makes of each command line one that runs it elsewhere.
     """
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     logs = [work / f"log_{index}.txt" for index in range(len(commands))]
