@@ -35,11 +35,20 @@ COMPRESSIONS: dict[bool | str, Compression] = {
 }
 
 
-def parse_compression(compression: bool | str) -> Compression:
-    """The codecs that `Node(compression=...)` names."""
+AUTO = "auto"
+"""Per link what the plan has chosen, `ravnest.planning.compressing`; no codecs of its own."""
+
+STRONGEST_UNASKED = COMPRESSIONS["int8"]
+"""What AUTO uses at most; plans for it are searched with these."""
+
+
+def parse_compression(compression: bool | str) -> Compression | None:
+    """The codecs that `Node(compression=...)` names, None for "auto"."""
+    if isinstance(compression, str) and compression == AUTO:
+        return None
     if isinstance(compression, (bool, str)) and compression in COMPRESSIONS:
         return COMPRESSIONS[compression]
-    choices = ", ".join(repr(choice) for choice in COMPRESSIONS)
+    choices = ", ".join(repr(choice) for choice in (*COMPRESSIONS, AUTO))
     raise ConfigError(f"compression={compression!r} is unknown; expected one of {choices}")
 
 
