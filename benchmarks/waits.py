@@ -5,6 +5,7 @@ They stay code: each is a leaf that its provider must trust by name.
 
 from __future__ import annotations
 
+import os
 import time
 
 import torch
@@ -68,5 +69,27 @@ def gpt_third() -> Wait:
     return Wait(GPT_STAGE_S)
 
 
+WAIT_VARIABLE = "RAVNEST_BENCHMARK_WAIT_S"
+HELD_VALUES = 7_430_000
+"""A third of the GPT's parameters."""
+
+
+class HeavyWait(Wait):
+    """A stage that has a third of the GPT's values to average, and waits as its process is told.
+
+    The values are a buffer, so that no optimizer has to compute with them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(float(os.environ.get(WAIT_VARIABLE, "0")))
+        self.register_buffer("held", torch.zeros(HELD_VALUES))
+
+
+def heavy() -> HeavyWait:
+    """Any of three stages."""
+    return HeavyWait()
+
+
 LEAVES = {str(i): f"benchmarks.waits:{each.__name__}" for i, each in enumerate((root, stem, leaf))}
 GPT_LEAVES = {str(i): f"benchmarks.waits:{gpt_third.__name__}" for i in range(3)}
+HEAVY_LEAVES = {str(i): f"benchmarks.waits:{heavy.__name__}" for i in range(3)}
