@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.waits import GPT_LEAVES, HEAVY_LEAVES, LEAVES, gpt_third, heavy, leaf, root, stem
+from benchmarks.waits import (
+    GPT_LEAVES,
+    HEAVY_LEAVES,
+    LEAVES,
+    gpt_third,
+    heavy_leaf,
+    heavy_root,
+    heavy_stem,
+    leaf,
+    root,
+    stem,
+)
 from examples.digits.model import BATCH_SIZE, DigitsCNN
 
 SEED = 0
@@ -154,14 +165,14 @@ def waits(num_microbatches: int) -> Workload:
 
 
 def _gpt_like(
-    name: str, stage: Callable[[], torch.nn.Module], leaves: Mapping[str, str]
+    name: str, stages: Sequence[Callable[[], torch.nn.Module]], leaves: Mapping[str, str]
 ) -> Workload:
     """Three stages that exchange as many bytes as the GPT's."""
     tokens = gpt().inputs
     inputs = torch.ones(*tokens.shape, WIDTH)
     return Workload(
         name=name,
-        build=lambda: torch.nn.Sequential(stage(), stage(), stage()),
+        build=lambda: torch.nn.Sequential(*(stage() for stage in stages)),
         stage_ends=(1, 2, 3),
         num_microbatches=8,
         inputs=inputs,
@@ -173,12 +184,12 @@ def _gpt_like(
 
 def gpt_waits() -> Workload:
     """Stages that wait as long as the GPT's compute."""
-    return _gpt_like("gpt waits", gpt_third, GPT_LEAVES)
+    return _gpt_like("gpt waits", [gpt_third] * 3, GPT_LEAVES)
 
 
 def heavy_waits() -> Workload:
-    """Stages that wait as their processes are told, and have as much to average as the GPT's."""
-    return _gpt_like("heavy waits", heavy, HEAVY_LEAVES)
+    """Unequal stages that wait as they are told, and have as much to average as the GPT's."""
+    return _gpt_like("heavy waits", [heavy_root, heavy_stem, heavy_leaf], HEAVY_LEAVES)
 
 
 WAITS = {f"waits, {number} microbatches": number for number in (4, 8, 16)}
