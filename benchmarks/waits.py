@@ -78,40 +78,18 @@ class HeavyWait(Wait):
     """A stage that has a third of the GPT's values to average, and waits as its process is told.
 
     The values are a buffer, so that no optimizer has to compute with them.
-
-    Args:
-        work: how often it scales, which is what a planner counts.
     """
 
-    def __init__(self, work: int) -> None:
+    def __init__(self) -> None:
         super().__init__(float(os.environ.get(WAIT_VARIABLE, "0")))
         self.register_buffer("held", torch.zeros(HELD_VALUES))
-        self._work = work
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(self._work - 1):
-            x = x * self.scale
-        return super().forward(x)
 
 
-def heavy_root() -> HeavyWait:
-    """The slowest stage."""
-    return HeavyWait(6)
-
-
-def heavy_stem() -> HeavyWait:
-    """Half its work."""
-    return HeavyWait(3)
-
-
-def heavy_leaf() -> HeavyWait:
-    """A third of it."""
-    return HeavyWait(2)
+def heavy() -> HeavyWait:
+    """Any of three stages."""
+    return HeavyWait()
 
 
 LEAVES = {str(i): f"benchmarks.waits:{each.__name__}" for i, each in enumerate((root, stem, leaf))}
 GPT_LEAVES = {str(i): f"benchmarks.waits:{gpt_third.__name__}" for i in range(3)}
-HEAVY_LEAVES = {
-    str(i): f"benchmarks.waits:{each.__name__}"
-    for i, each in enumerate((heavy_root, heavy_stem, heavy_leaf))
-}
+HEAVY_LEAVES = {str(i): f"benchmarks.waits:{heavy.__name__}" for i in range(3)}

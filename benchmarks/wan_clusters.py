@@ -1,9 +1,9 @@
 """Two clusters of three unequal stages over slow links, beside what the links allow and naive use.
 
 A stage waits as long as its machine would compute, exchanges as many bytes as the GPT of
-`benchmarks.workloads` and has a third of its values to average. The parts of the model are 6 : 3 : 2
-in work, and the first takes 0.42 s for both passes of a microbatch on any of the six machines; the
-planner forms the clusters. Part of `benchmarks.wan`.
+`benchmarks.workloads` and has a third of its values to average. There are two machines each that
+take 0.42, 0.21 and 0.14 s for both passes of a third of the model on a microbatch; the planner
+forms the clusters and orders them. Part of `benchmarks.wan`.
 
 The naive setting is what a script gets that says nothing, with an average after every step. The
 other trains without a flush, compresses where the plan says that it pays, and averages every
@@ -34,8 +34,7 @@ from ravnest import clusterize
 from ravnest.plan.model import Plan
 from ravnest.plan.prediction import Traffic
 
-NUM_STAGES = 3
-SLOWEST_S = 0.42
+STAGES_S = (0.42, 0.21, 0.14)
 PACKET_BYTES = 9000
 RATES_MBPS = (20.0, 80.0, 200.0)
 ROUND_TRIPS_MS = (50.0, 100.0)
@@ -79,7 +78,7 @@ def measure(setting: Setting, *, num_microbatches: int, num_naive: int) -> dict[
     """
     with (
         tempfile.TemporaryDirectory(prefix="ravnest-benchmark-") as folder,
-        Network([setting.access] * (NUM_CLUSTERS * NUM_STAGES), PACKET_BYTES) as network,
+        Network([setting.access] * (NUM_CLUSTERS * len(STAGES_S)), PACKET_BYTES) as network,
     ):
         work = Path(folder)
         links = [check_link(network, 0)]
@@ -131,7 +130,7 @@ def make_plan(network: Network, work: Path) -> Plan:
     node_data.mkdir()
     example = workload.inputs[: len(workload.inputs) // workload.num_microbatches]
 
-    def planned(gflops: float, *, dry_run: bool) -> Plan:
+    def planned(gflops: list[float], *, dry_run: bool) -> Plan:
         nodes = {
             str(host): {
                 "IP": f"{network.address(host)}:{PORT}",
@@ -139,7 +138,7 @@ def make_plan(network: Network, work: Path) -> Plan:
                     "ram": 4,
                     "bandwidth": network.payload_share * access.rate_bps / 1e6,
                     "latency": access.delay_s * 1e3,
-                    "flops": gflops,
+                    "flops": gflops[host],
                 },
             }
             for host, access in enumerate(network.hosts)
@@ -159,8 +158,8 @@ def make_plan(network: Network, work: Path) -> Plan:
                 dry_run=dry_run,
             )
 
-    unit_s = max(computing_s(planned(1.0, dry_run=True)).values())
-    return planned(unit_s / SLOWEST_S, dry_run=False)
+    unit_s = max(computing_s(planned([1.0] * len(network.hosts), dry_run=True)).values())
+    return planned([unit_s / each for each in STAGES_S] * NUM_CLUSTERS, dry_run=False)
 
 
 def computing_s(plan: Plan) -> dict[int, float]:

@@ -15,9 +15,7 @@ from benchmarks.waits import (
     HEAVY_LEAVES,
     LEAVES,
     gpt_third,
-    heavy_leaf,
-    heavy_root,
-    heavy_stem,
+    heavy,
     leaf,
     root,
     stem,
@@ -188,8 +186,8 @@ def gpt_waits() -> Workload:
 
 
 def heavy_waits() -> Workload:
-    """Unequal stages that wait as they are told, and have as much to average as the GPT's."""
-    return _gpt_like("heavy waits", [heavy_root, heavy_stem, heavy_leaf], HEAVY_LEAVES)
+    """Stages that wait as they are told, and have as much to average as the GPT's."""
+    return _gpt_like("heavy waits", [heavy] * 3, HEAVY_LEAVES)
 
 
 WAITS = {f"waits, {number} microbatches": number for number in (4, 8, 16)}
