@@ -41,8 +41,9 @@ ROUND_TRIPS_MS = (50.0, 100.0)
 STEPS_PER_ROUND = 500
 PORT = 8080
 TIMEOUT_S = 600
-WARM_UP_STEPS = 3
+WARM_UP_STEPS = 2
 NUM_DRAINED = 3
+"""Last steps without a flush that nothing follows."""
 
 NAIVE = {"schedule": "1f1b", "reduce_factor": 1}
 OWN = {"schedule": "async", "reduce_factor": STEPS_PER_ROUND, "compression": "auto"}
@@ -203,13 +204,14 @@ def run(
         ]
         for node in waits
     }
-    rate = sum(_steps_per_s(events[cluster[0]]) for cluster in plan.clusters)
+    drained = 0 if arguments["schedule"] == "1f1b" else NUM_DRAINED
+    rate = sum(_steps_per_s(events[cluster[0]], drained) for cluster in plan.clusters)
     return Ran(rate, _round_s(plan, events))
 
 
-def _steps_per_s(events: list[dict[str, Any]]) -> float:
+def _steps_per_s(events: list[dict[str, Any]], num_drained: int) -> float:
     times = [datetime.fromisoformat(each["time"]) for each in events if each["event"] == "step"]
-    kept = times[WARM_UP_STEPS - 1 : len(times) - NUM_DRAINED]
+    kept = times[WARM_UP_STEPS - 1 : len(times) - num_drained]
     return (len(kept) - 1) / (kept[-1] - kept[0]).total_seconds()
 
 
