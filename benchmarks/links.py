@@ -85,14 +85,16 @@ class Network:
 
     Args:
         hosts: how each is connected; host i has the address `address(i)`.
+        mtu: bytes of a packet at most; None for 1500, or 9000 where a host is fast. The relay takes
+            a while per packet, so many hosts at once need large ones.
     """
 
-    def __init__(self, hosts: Sequence[Access]) -> None:
+    def __init__(self, hosts: Sequence[Access], mtu: int | None = None) -> None:
         self.hosts = tuple(hosts)
         self._names = [f"ravnest-{os.getpid()}-{i}" for i in range(len(hosts))]
         self._stack = ExitStack()
         is_fast = max(host.rate_bps for host in hosts) > _FAST_BPS
-        self._mtu = 9000 if is_fast else 1500
+        self._mtu = mtu or (9000 if is_fast else 1500)
 
     @property
     def payload_share(self) -> float:

@@ -5,12 +5,16 @@ They stay code: each is a leaf that its provider must trust by name.
 
 from __future__ import annotations
 
+import os
 import time
 
 import torch
 
 STAGE_S = (0.030, 0.050, 0.040)
 """Seconds that each stage takes for both passes of a microbatch; a third of it is the forward's."""
+
+GPT_STAGE_S = 0.093
+"""The same of a third of the GPT of `benchmarks.workloads` on a core that does 123 GFLOP/s."""
 
 
 class _Waiting(torch.autograd.Function):
@@ -33,7 +37,7 @@ class _Waiting(torch.autograd.Function):
 
 
 class Wait(torch.nn.Module):
-    """(N, W) to (N, W): scales, and takes a fixed time over it."""
+    """(N, ...) to the same: scales, and takes a fixed time over it."""
 
     def __init__(self, total_s: float) -> None:
         super().__init__()
@@ -60,4 +64,32 @@ def leaf() -> Wait:
     return Wait(STAGE_S[2])
 
 
+def gpt_third() -> Wait:
+    """A stage that takes as long as one of the GPT's."""
+    return Wait(GPT_STAGE_S)
+
+
+WAIT_VARIABLE = "RAVNEST_BENCHMARK_WAIT_S"
+HELD_VALUES = 7_430_000
+"""A third of the GPT's parameters."""
+
+
+class HeavyWait(Wait):
+    """A stage that has a third of the GPT's values to average, and waits as its process is told.
+
+    The values are a buffer, so that no optimizer has to compute with them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(float(os.environ.get(WAIT_VARIABLE, "0")))
+        self.register_buffer("held", torch.zeros(HELD_VALUES))
+
+
+def heavy() -> HeavyWait:
+    """Any of three stages."""
+    return HeavyWait()
+
+
 LEAVES = {str(i): f"benchmarks.waits:{each.__name__}" for i, each in enumerate((root, stem, leaf))}
+GPT_LEAVES = {str(i): f"benchmarks.waits:{gpt_third.__name__}" for i in range(3)}
+HEAVY_LEAVES = {str(i): f"benchmarks.waits:{heavy.__name__}" for i in range(3)}

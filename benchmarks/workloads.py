@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.waits import LEAVES, leaf, root, stem
+from benchmarks.waits import (
+    GPT_LEAVES,
+    HEAVY_LEAVES,
+    LEAVES,
+    gpt_third,
+    heavy,
+    leaf,
+    root,
+    stem,
+)
 from examples.digits.model import BATCH_SIZE, DigitsCNN
 
 SEED = 0
@@ -153,9 +162,39 @@ def waits(num_microbatches: int) -> Workload:
     )
 
 
+def _gpt_like(
+    name: str, stages: Sequence[Callable[[], torch.nn.Module]], leaves: Mapping[str, str]
+) -> Workload:
+    """Three stages that exchange as many bytes as the GPT's."""
+    tokens = gpt().inputs
+    inputs = torch.ones(*tokens.shape, WIDTH)
+    return Workload(
+        name=name,
+        build=lambda: torch.nn.Sequential(*(stage() for stage in stages)),
+        stage_ends=(1, 2, 3),
+        num_microbatches=8,
+        inputs=inputs,
+        targets=torch.zeros(len(tokens)),  # few bytes, like the GPT's tokens
+        loss=lambda x, y: functional.mse_loss(x.mean((1, 2)), y),
+        leaves=leaves,
+    )
+
+
+def gpt_waits() -> Workload:
+    """Stages that wait as long as the GPT's compute."""
+    return _gpt_like("gpt waits", [gpt_third] * 3, GPT_LEAVES)
+
+
+def heavy_waits() -> Workload:
+    """Stages that wait as they are told, and have as much to average as the GPT's."""
+    return _gpt_like("heavy waits", [heavy] * 3, HEAVY_LEAVES)
+
+
 WAITS = {f"waits, {number} microbatches": number for number in (4, 8, 16)}
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "gpt": gpt,
+    "gpt waits": gpt_waits,
+    "heavy waits": heavy_waits,
     "digits": digits,
     **{name: functools.partial(waits, number) for name, number in WAITS.items()},
 }

@@ -54,20 +54,24 @@ class Run:
         return replace(self, seed=seed)
 
 
-def final_loss(run: Run, *, shortened: int = 1) -> float:
+def final_loss(
+    run: Run, *, shortened: int = 1, between: Sequence[torch.nn.Module] | None = None
+) -> float:
     """Loss on what was held out, the mean of `NUM_MEASUREMENTS` over the last tenth of the run.
 
     Args:
         shortened: divides the number of steps.
+        between: what values pass on the way from a stage to the next, one for each link.
 
     Returns:
         The loss; `DIVERGED` for one that is no number.
     """
     task = TASKS[run.task]()
     num_steps = max(NUM_MEASUREMENTS, round(task.num_steps * run.length) // shortened)
+    links = [*(between or [torch.nn.Identity()] * (run.num_stages - 1)), torch.nn.Identity()]
     stages = [
         DelayedStage(
-            module,
+            torch.nn.Sequential(module, links[index]),
             StagePosition(run.schedule, index, run.num_stages, 1),
             lambda delay: _settings(run, num_steps, delay),
         )

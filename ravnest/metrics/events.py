@@ -25,10 +25,12 @@ class EventName(StrEnum):
     """Everything a run records; readers may rely on there being no other name.
 
     STALENESS, once per epoch, is a histogram: `stale_<k>` microbatches had k optimizer steps
-    between the weights of their forward pass and those that their gradient was for.
+    between the weights of their forward pass and those that their gradient was for. COMPRESSION,
+    once per neighbour in the cluster, says what it is sent in which codec, and why.
     """
 
     RUN_STARTED = "run_started"
+    COMPRESSION = "compression"
     STEP = "step"
     EPOCH_ENDED = "epoch_ended"
     STALENESS = "staleness"

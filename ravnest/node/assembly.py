@@ -13,6 +13,7 @@ from ravnest.averaging.averager import Averager
 from ravnest.capture.stage_file import LoadedStage
 from ravnest.metrics.events import EventLog
 from ravnest.node.clipping import clipping_of
+from ravnest.node.compressing import LinkCodecs
 from ravnest.node.couriers import Courier
 from ravnest.node.evaluating import LeafEvaluation, StageEvaluator
 from ravnest.node.journal import NumberFile, RunJournal
@@ -42,7 +43,6 @@ from ravnest.stage.randomness import KeyedRandomness
 from ravnest.stage.schedule import StagePosition
 from ravnest.stage.updating import UpdateSettings
 from ravnest.transport.interface import Transport
-from ravnest.wire.compression import Compression
 from ravnest.wire.frame import Frame
 
 
@@ -65,7 +65,7 @@ class NodeInputs:
     state: StageState
     settings: RunSettings
     update: UpdateSettings
-    compression: Compression
+    codecs: LinkCodecs
     seed: int
     device: torch.device
     criterion: Criterion | None
@@ -119,7 +119,7 @@ def assemble(
         keeps_previous=position.schedule.delays(position.num_stages),
         autocast=inputs.autocast,
     )
-    links = ClusterLinks(plan, transport, courier, inputs.compression)
+    links = ClusterLinks(plan, transport, courier, inputs.codecs)
     averager = Averager(plan.node_id, plan.rings, transport)
     # Batches this cluster gets, over those that each would get if all got as many.
     turns = (plan.dealing.count(plan.cluster_id) * plan.num_clusters, len(plan.dealing))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ravnest.errors import ProtocolError, RavnestError
+from ravnest.node.compressing import LinkCodecs
 from ravnest.node.couriers import Courier, Parcel
 from ravnest.plan.model import NodePlan
 from ravnest.transport.interface import Transport
 from ravnest.wire.codec import decode
-from ravnest.wire.compression import Compression
 from ravnest.wire.frame import Codec, Frame, FrameKind
 
 FORWARD = "forward"
@@ -28,22 +28,22 @@ class ClusterLinks:
 
     Args:
         courier: takes what is sent; what comes is taken from the transport.
-        compression: of activations and gradients; everything else travels unchanged.
+        codecs: of activations and gradients; everything else travels unchanged.
     """
 
     def __init__(
-        self, plan: NodePlan, transport: Transport, courier: Courier, compression: Compression
+        self, plan: NodePlan, transport: Transport, courier: Courier, codecs: LinkCodecs
     ) -> None:
         self._plan = plan
         self._transport = transport
         self._courier = courier
-        self._compression = compression
+        self._codecs = codecs
         self.root, self.leaf = plan.cluster_nodes[0], plan.cluster_nodes[-1]
 
     def send_forward(self, frame: Frame) -> None:
         """To the next stage; nothing happens on the leaf."""
         if self._plan.forward_target is not None:
-            self._send(self._plan.forward_target, FORWARD, frame, self._compression.activation)
+            self._send(self._plan.forward_target, FORWARD, frame, self._codecs.forward)
 
     def receive_forward(self) -> Frame:
         """The next activation or control frame of the stage before."""
@@ -52,7 +52,7 @@ class ClusterLinks:
     def send_backward(self, frame: Frame) -> None:
         """Gradients to the stage before; nothing happens on the root."""
         if self._plan.backward_target is not None:
-            self._send(self._plan.backward_target, BACKWARD, frame, self._compression.gradient)
+            self._send(self._plan.backward_target, BACKWARD, frame, self._codecs.backward)
 
     def receive_gradient(self, microbatch: object) -> Frame:
         """The gradient frame of a microbatch from the next stage."""

@@ -17,6 +17,7 @@ from ravnest.errors import RavnestError, TrainingError
 from ravnest.metrics.events import EventLog, EventName
 from ravnest.node.allocator import is_tight, keep_freed_memory, return_freed_memory
 from ravnest.node.assembly import NodeInputs, NodeParts, assemble
+from ravnest.node.compressing import LinkCodecs, link_codecs
 from ravnest.node.couriers import Courier, courier_for
 from ravnest.node.devices import usable_device, warn_unplanned
 from ravnest.node.loading import initial_state, load_node, parse_node_name
@@ -61,7 +62,8 @@ class Node:
         loss_filename: the leaf writes one line per optimizer step to it; the leaves of clusters
             above 0 add `_cluster_<c>` to the name.
         compression: of activations and gradients on the wire: False, True (half precision,
-            scaled), "bf16" or "int8" (blockwise; gradients then in bf16).
+            scaled), "bf16", "int8" (blockwise; gradients then in bf16), "int4" or "int4-hadamard"
+            (blockwise; gradients then in int8), or "auto": per link what the plan has chosen.
         average_optim: average optimizer state too.
         **options: see `NodeOptions`.
 
@@ -120,9 +122,10 @@ class Node:
                 "autocast='fp16' without loss_scale: small gradients become zero, and parameters "
                 "behind them stop learning; pass loss_scale='dynamic'"
             )
-        codecs = parse_compression(compression)
+        named = parse_compression(compression)
         device = usable_device(device)
         self._plan, stage = load_node(chosen.node_data, node_id, chosen.trusted_modules, device)
+        codecs = link_codecs(self._plan, named)
         settings = settings.for_stages(self._plan.num_stages)
         self._num_microbatches = settings.microbatches_per_batch
         wanted = is_tight(self._plan) if chosen.return_memory is None else chosen.return_memory
@@ -132,7 +135,7 @@ class Node:
             keep_freed_memory()
         show_logs(f"[c{self._plan.cluster_id}/s{self._plan.stage} {name}]")
         warn_unplanned(device, self._plan.device)
-        self._transport = chosen.transport or _grpc_transport(self._plan, chosen)
+        self._transport = chosen.transport or _grpc_transport(self._plan, chosen, codecs)
         self._transport.start()
         self._courier = courier_for(device, self._transport)
         self._events = EventLog(
@@ -149,7 +152,7 @@ class Node:
                 state=initial_state(stage, model),
                 settings=settings,
                 update=update,
-                compression=codecs,
+                codecs=codecs,
                 seed=torch.initial_seed() if chosen.seed is None else chosen.seed,
                 device=device,
                 criterion=criterion,
@@ -173,6 +176,8 @@ class Node:
                 ships_test=test_labels is None,
             )
         self._events.emit(EventName.RUN_STARTED, plan=self._plan.plan_sha256)
+        for record in codecs.records(self._plan):
+            self._events.emit(EventName.COMPRESSION, **record)
 
     # What the node is
 
@@ -342,13 +347,14 @@ class Node:
             raise
 
 
-def _grpc_transport(plan: NodePlan, options: NodeOptions) -> GrpcTransport:
+def _grpc_transport(plan: NodePlan, options: NodeOptions, codecs: LinkCodecs) -> GrpcTransport:
     return GrpcTransport(
         plan.node_id,
         plan.bind,
         [PeerAddress(peer.node_id, peer.address) for peer in plan.peers],
         plan.plan_sha256,
         TransportSettings(timeout_s=options.timeout_s, window=_window(plan)),
+        formats=codecs.formats(plan),
         insecure=options.insecure,
     )
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ravnest.plan.identity import Role
-from ravnest.plan.prediction import Prediction
+from ravnest.plan.prediction import LinkCompression, Prediction
 from ravnest.plan.text import describe
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +227,7 @@ class NodePlan:
         shared: parameters owned here that later stages use too, in the model's order.
         needed_bytes: predicted peak memory.
         memory_bytes: what the node offers.
+        compressions: what `compression="auto"` does on the links to its neighbours.
         sha256: hash over everything else in this file.
     """
 
@@ -251,6 +252,7 @@ class NodePlan:
     shared: tuple[SharedParameter, ...] = ()
     needed_bytes: int = 0
     memory_bytes: int = 0
+    compressions: tuple[LinkCompression, ...] = ()
     schema: int = SCHEMA_VERSION
     sha256: str = ""
 

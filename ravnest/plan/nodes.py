@@ -13,6 +13,7 @@ from ravnest.plan.model import (
     SharedParameter,
     StagePlan,
 )
+from ravnest.plan.prediction import LinkCompression
 
 
 def node_plans(plan: Plan) -> tuple[NodePlan, ...]:
@@ -62,6 +63,15 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         shared=shared,
         needed_bytes=stage.needed_bytes,
         memory_bytes=node.memory_bytes,
+        compressions=_compressions(plan, stage.node_id),
+    )
+
+
+def _compressions(plan: Plan, node_id: int) -> tuple[LinkCompression, ...]:
+    if plan.prediction is None:
+        return ()
+    return tuple(
+        link for link in plan.prediction.compressions if node_id in (link.source, link.target)
     )
 
 

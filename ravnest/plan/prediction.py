@@ -111,6 +111,23 @@ class LinkPrediction:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkCompression:
+    """What `compression="auto"` does between two stages that follow each other, and why.
+
+    Attributes:
+        source: node of the earlier stage; activations go from it, gradients to it.
+        target: node of the later stage.
+        compression: a name as of `Node(compression=...)`, "none" for none.
+        reason: in words, with the figures it was chosen by.
+    """
+
+    source: int
+    target: int
+    compression: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterPrediction:
     """One pipeline.
 
@@ -167,6 +184,8 @@ class Prediction:
         assumed: what was not measured or said, in words: speeds, delays, settings.
         planned_samples_per_s: of all clusters together by the closed form; `samples_per_s`, which
             is by the exact schedule and the true rings, is near it.
+        compressions: per link between stages, in order of cluster and stage; what
+            `compression="auto"` chooses, whether or not the plan was made with it.
     """
 
     run: PlannedRun
@@ -179,3 +198,4 @@ class Prediction:
     is_optimal: bool
     assumed: tuple[str, ...]
     planned_samples_per_s: float = 0.0
+    compressions: tuple[LinkCompression, ...] = ()

@@ -15,6 +15,7 @@ from ravnest.capture.costs import ParameterCost
 from ravnest.plan.model import NodeSpec, RingPlan
 from ravnest.plan.prediction import (
     ClusterPrediction,
+    LinkCompression,
     LinkPrediction,
     PlannedRun,
     Prediction,
@@ -23,6 +24,7 @@ from ravnest.plan.prediction import (
 )
 from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.clustering.clusters import Formation
+from ravnest.planning.compressing import RawLink, choose_compressions, ratios_of
 from ravnest.planning.inputs.settings import (
     BACKWARD_AND_FORWARD,
     DEFAULT_FLOPS,
@@ -41,6 +43,7 @@ from ravnest.planning.timing import (
     bottleneck,
     steady_state,
 )
+from ravnest.wire.compression import AUTO
 
 _BITS_PER_BYTE = 8
 
@@ -86,6 +89,7 @@ def predict(
         is_optimal=formation.is_optimal,
         assumed=formation.assumed,
         planned_samples_per_s=formation.rate * samples,
+        compressions=tuple(link for each in pipelines for link in each.compressions()),
     )
 
 
@@ -116,12 +120,17 @@ def _first_dimensions(value: Any) -> Iterator[int]:
 
 
 def pipeline_time(
-    memory: MemoryModel, cluster: Cluster, exchanged: Mapping[tuple[int, int], int]
+    memory: MemoryModel,
+    cluster: Cluster,
+    exchanged: Mapping[tuple[int, int], int],
+    ratios: Sequence[tuple[float, float]] | None = None,
 ) -> PipelineTime:
     """The time model of a cluster.
 
     Args:
         exchanged: bytes per optimizer step between stages that use the same parameters.
+        ratios: bytes on the wire per byte of an activation and of a gradient, for each link;
+            None for those of the settings.
     """
     table, settings = memory.table, memory.settings
     cuts = np.searchsorted(table.positions, cluster.cutting.cuts).tolist()
@@ -137,16 +146,17 @@ def pipeline_time(
         # Gradients of weights take about as long as those of inputs, and as the forward pass.
         apart = forward if settings.schedule.splits_backward(k) else 0.0
         stages.append(StageTime(forward, total - forward, update, apart))
-    links = []
-    for k, boundary in enumerate(cuts[1:-1]):
-        rate = _rate(nodes[k], nodes[k + 1])
-        links.append(
-            LinkTime(
-                float(table.forward_bytes[boundary]) * settings.activation_ratio / rate,
-                float(table.backward_bytes[boundary]) * settings.gradient_ratio / rate,
-                latency_of(nodes[k]) + latency_of(nodes[k + 1]),
-            )
+    same = (settings.activation_ratio, settings.gradient_ratio)
+    links = [
+        LinkTime(
+            link.activation_bytes * there / link.bytes_per_s,
+            link.gradient_bytes * back / link.bytes_per_s,
+            link.latency_s,
         )
+        for link, (there, back) in zip(
+            _raw_links(memory, cluster), ratios or [same] * (size - 1), strict=True
+        )
+    ]
     exchanges = tuple(
         ExchangeTime(
             owner,
@@ -160,6 +170,21 @@ def pipeline_time(
     return PipelineTime(
         settings.schedule, settings.frequency, tuple(stages), tuple(links), exchanges
     )
+
+
+def _raw_links(memory: MemoryModel, cluster: Cluster) -> list[RawLink]:
+    """The links of a cluster, without compression."""
+    table, nodes = memory.table, cluster.nodes
+    cuts = np.searchsorted(table.positions, cluster.cutting.cuts[1:-1]).tolist()
+    return [
+        RawLink(
+            float(table.forward_bytes[cut]),
+            float(table.backward_bytes[cut]),
+            _rate(nodes[k], nodes[k + 1]),
+            latency_of(nodes[k]) + latency_of(nodes[k + 1]),
+        )
+        for k, cut in enumerate(cuts)
+    ]
 
 
 def _rate(one: NodeSpec, other: NodeSpec) -> float:
@@ -185,7 +210,15 @@ class _Pipeline:
     def __init__(self, model: PlannedModel, memory: MemoryModel, cluster: Cluster) -> None:
         self._memory, self._cluster = memory, cluster
         self._exchanged = _exchanged_bytes(model.stored, cluster.cutting.cuts)
+        self._raw = _raw_links(memory, cluster)
         self._time = pipeline_time(memory, cluster, self._exchanged)
+        self._choices = choose_compressions(self._time, self._raw)
+        settings = memory.settings
+        same = (settings.activation_ratio, settings.gradient_ratio)
+        self._ratios = [same] * len(self._raw)
+        if settings.compression == AUTO:
+            self._ratios = [ratios_of(choice.name) for choice in self._choices]
+            self._time = pipeline_time(memory, cluster, self._exchanged, self._ratios)
         self._state: SteadyState = steady_state(self._time)
 
     @property
@@ -210,12 +243,11 @@ class _Pipeline:
     def links(self, averaging_s: float) -> Iterator[LinkPrediction]:
         """Its links; loads are shares of a step with its part of averaging."""
         nodes, whole_s = self._cluster.nodes, max(self.step_s + averaging_s, 1e-9)
-        table, settings = self._memory.table, self._memory.settings
-        cuts = np.searchsorted(table.positions, self._cluster.cutting.cuts[1:-1]).tolist()
-        for k, (link, cut) in enumerate(zip(self._time.links, cuts, strict=True)):
+        settings = self._memory.settings
+        for k, (link, raw) in enumerate(zip(self._time.links, self._raw, strict=True)):
             ahead, back = nodes[k].node_id, nodes[k + 1].node_id
-            activations = round(int(table.forward_bytes[cut]) * settings.activation_ratio)
-            gradients = round(int(table.backward_bytes[cut]) * settings.gradient_ratio)
+            activations = round(raw.activation_bytes * self._ratios[k][0])
+            gradients = round(raw.gradient_bytes * self._ratios[k][1])
             for source, target, traffic, num_bytes, seconds in (
                 (ahead, back, Traffic.ACTIVATIONS, activations, link.activation_s),
                 (back, ahead, Traffic.GRADIENTS, gradients, link.gradient_s),
@@ -235,6 +267,12 @@ class _Pipeline:
                 latency_s=latency_of(nodes[k]) + latency_of(nodes[other]),
                 load=seconds / whole_s,
             )
+
+    def compressions(self) -> Iterator[LinkCompression]:
+        """What `compression="auto"` chooses."""
+        pairs = itertools.pairwise(self._cluster.nodes)
+        for (node, following), choice in zip(pairs, self._choices, strict=True):
+            yield LinkCompression(node.node_id, following.node_id, choice.name, choice.reason)
 
     def cluster(self, cluster_id: int, samples: int) -> ClusterPrediction:
         frequency = self._memory.settings.frequency

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from google.protobuf.message import DecodeError
 
 from ravnest.errors import ProtocolError
-from ravnest.transport.interface import Buffer, Message
+from ravnest.transport.interface import Buffer, Formats, Message
 from ravnest.transport.limits import MAX_HEADER_BYTES
 from ravnest.transport.payload import flat_views
 from ravnest.transport.pb import link_pb2
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 CONTROL_LANE = ""
 
 MAX_CHUNK_BYTES = 2 << 20
@@ -25,7 +25,9 @@ _PREFIX_BYTES = 5
 MAX_GRPC_BYTES = MAX_HEADER_BYTES + (1 << 20)
 
 
-def hello(plan_sha256: str, sender: int, receiver: int, lane: str) -> bytes:
+def hello(
+    plan_sha256: str, sender: int, receiver: int, lane: str, formats: Formats | None = None
+) -> bytes:
     """The first request of a stream."""
     body = link_pb2.Hello(
         version=PROTOCOL_VERSION,
@@ -33,6 +35,8 @@ def hello(plan_sha256: str, sender: int, receiver: int, lane: str) -> bytes:
         sender=sender,
         receiver=receiver,
         lane=lane,
+        understood=sorted(formats.understood) if formats else (),
+        used=sorted(formats.used.get(receiver, ())) if formats else (),
     )
     return link_pb2.ToReceiver(hello=body).SerializeToString()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from ravnest.errors import ProtocolError
 from ravnest.transport.envelope import (
@@ -23,8 +23,8 @@ from ravnest.transport.envelope import (
 )
 from ravnest.transport.grpc_options import grpc
 from ravnest.transport.inbox import Inbox
-from ravnest.transport.interface import Message, TransportSettings
-from ravnest.transport.limits import MAX_LANE_CHARS
+from ravnest.transport.interface import Formats, Message, TransportSettings
+from ravnest.transport.limits import MAX_FORMATS, MAX_LANE_CHARS
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
 from ravnest.transport.peers import PeerState, PeerTable
@@ -42,6 +42,7 @@ class Reception:
         arrived: told which peer has opened a stream.
         reply: sends a request to a peer on the control lane to it.
         answered: told the Welcome or Credit that a peer gives to a lane of this node.
+        formats: a peer that does not understand what it will be sent is refused.
         hello_timeout_s: a stream that says nothing for so long is cut.
     """
 
@@ -56,6 +57,7 @@ class Reception:
     arrived: Callable[[int], None]
     reply: Callable[[int, bytes], None]
     answered: Callable[[int, link_pb2.ToReceiver], None]
+    formats: Formats = field(default_factory=Formats)
     hello_timeout_s: float = 10.0
 
 
@@ -181,8 +183,28 @@ class IncomingLane:
             raise ProtocolError(
                 f"a lane's name has {len(hello.lane)} characters, at most {MAX_LANE_CHARS} may be"
             )
+        self._check_formats(hello)
         if (state := ours.peers.state(hello.sender)).is_final:
             raise ProtocolError(f"node {hello.sender} {_PAST[state]} before; it cannot come again")
+
+    def _check_formats(self, hello: link_pb2.Hello) -> None:
+        if max(len(hello.understood), len(hello.used)) > MAX_FORMATS:
+            raise ProtocolError(
+                f"formats are named {len(hello.understood)} and {len(hello.used)} times, "
+                f"at most {MAX_FORMATS} may be"
+            )
+        ours, node_id = self._reception.formats, self._reception.node_id
+        used = ours.used.get(hello.sender, frozenset())
+        for writer, written, reader, understood in (
+            (node_id, used, hello.sender, hello.understood),
+            (hello.sender, hello.used, node_id, ours.understood),
+        ):
+            if unknown := sorted(set(written).difference(understood)):
+                raise ProtocolError(
+                    f"node {writer} would send {_listed(unknown)} to node {reader}, which only "
+                    f"understands {_listed(sorted(understood))}; every node needs the same "
+                    f"version of ravnest, or a compression that both know"
+                )
 
     def _copied(self, header: bytes, whole: memoryview) -> Message:
         check_payload(whole.nbytes, self._reception.settings.max_payload_bytes)
@@ -214,3 +236,7 @@ class IncomingLane:
             self._reception.peers.failed(sender, farewell.failure)
         else:
             self._reception.peers.left(sender)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(name[:32] for name in names) or "nothing"

@@ -15,7 +15,13 @@ from ravnest.transport.grpc_incoming import Reception
 from ravnest.transport.grpc_outgoing import OutgoingLane
 from ravnest.transport.grpc_server import LinkServer, RefusalLog
 from ravnest.transport.inbox import Inbox
-from ravnest.transport.interface import Message, PeerAddress, Transport, TransportSettings
+from ravnest.transport.interface import (
+    Formats,
+    Message,
+    PeerAddress,
+    Transport,
+    TransportSettings,
+)
 from ravnest.transport.limits import check_header, check_lane
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
@@ -42,6 +48,7 @@ class GrpcTransport(Transport):
         peers: every node messages are exchanged with, and its address.
         plan_sha256: hash of the plan; peers of another plan are refused.
         settings: deadlines, window and limits.
+        formats: of the payloads sent and received; peers that cannot read theirs are refused.
         insecure: allow addresses that are not loopback, although nothing is encrypted and
             anybody who reaches the port may pose as a peer.
 
@@ -57,6 +64,7 @@ class GrpcTransport(Transport):
         plan_sha256: str,
         settings: TransportSettings | None = None,
         *,
+        formats: Formats | None = None,
         insecure: bool = False,
     ) -> None:
         self.node_id = node_id
@@ -65,6 +73,7 @@ class GrpcTransport(Transport):
         self._check_addresses(insecure)
         self._plan_sha256 = plan_sha256
         self._settings = settings or TransportSettings()
+        self._formats = formats or Formats()
         self._peers = PeerTable(
             node_id,
             self._settings,
@@ -105,6 +114,7 @@ class GrpcTransport(Transport):
             arrived=self._arrived,
             reply=self._reply,
             answered=self._answered,
+            formats=self._formats,
         )
         try:
             self._server = LinkServer(self._bind, reception)
@@ -157,7 +167,7 @@ class GrpcTransport(Transport):
                     self._settings,
                     peer,
                     lane,
-                    hello=hello(self._plan_sha256, self.node_id, peer, lane),
+                    hello=hello(self._plan_sha256, self.node_id, peer, lane, self._formats),
                     open_stream=self._channels[peer].open_stream,
                 )
                 self._channels[peer].open(outgoing)

@@ -6,8 +6,8 @@ Knows bytes and peers; knows nothing of tensors, stages or training.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ravnest.errors import ConfigError
 
@@ -67,6 +67,22 @@ class TransportSettings:
             # Written so that NaN is refused too.
             if not (value := getattr(self, name)) > 0:
                 raise ConfigError(f"{name} is {value}, expected a positive number")
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """How payloads are written, by names that mean nothing to the transport.
+
+    Peers tell each other when they connect; one that would be sent what it does not understand is
+    refused then, and refuses, so that both ends say why, and nothing breaks in the middle of a run.
+
+    Attributes:
+        understood: what this node can read.
+        used: per peer what this node will write to it.
+    """
+
+    understood: frozenset[str] = frozenset()
+    used: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
 
 class Transport(abc.ABC):

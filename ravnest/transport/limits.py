@@ -6,6 +6,7 @@ from ravnest.errors import TransportError
 from ravnest.transport.interface import Message
 
 MAX_LANE_CHARS = 128
+MAX_FORMATS = 64
 MAX_HEADER_BYTES = 32 << 20
 # Per peer and direction, the control lane included.
 MAX_LANES = 64

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from ravnest.errors import ConfigError
-from ravnest.wire.casts import INT8_BLOCK, wire_bytes
 from ravnest.wire.frame import Codec
+from ravnest.wire.layouts import wire_bytes
+
+_MANY = 1 << 16  # values; a multiple of every block
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +30,28 @@ COMPRESSIONS: dict[bool | str, Compression] = {
     "fp16": Compression(Codec.FLOAT16, Codec.FLOAT16),
     "bf16": Compression(Codec.BFLOAT16, Codec.BFLOAT16),
     "int8": Compression(Codec.INT8, Codec.BFLOAT16),
+    "int4": Compression(Codec.INT4, Codec.INT8),
+    "int4-hadamard": Compression(Codec.INT4_HADAMARD, Codec.INT8),
 }
 
 
-def parse_compression(compression: bool | str) -> Compression:
-    """The codecs that `Node(compression=...)` names."""
+AUTO = "auto"
+"""Per link what the plan has chosen, `ravnest.planning.compressing`; no codecs of its own."""
+
+STRONGEST_UNASKED = COMPRESSIONS["int8"]
+"""What AUTO uses at most; plans for it are searched with these."""
+
+
+def parse_compression(compression: bool | str) -> Compression | None:
+    """The codecs that `Node(compression=...)` names, None for "auto"."""
+    if isinstance(compression, str) and compression == AUTO:
+        return None
     if isinstance(compression, (bool, str)) and compression in COMPRESSIONS:
         return COMPRESSIONS[compression]
-    choices = ", ".join(repr(choice) for choice in COMPRESSIONS)
+    choices = ", ".join(repr(choice) for choice in (*COMPRESSIONS, AUTO))
     raise ConfigError(f"compression={compression!r} is unknown; expected one of {choices}")
 
 
 def float32_share(codec: Codec) -> float:
     """Bytes on the wire over bytes in memory, of large float32 tensors."""
-    return wire_bytes(torch.float32, codec, INT8_BLOCK) / (INT8_BLOCK * torch.float32.itemsize)
+    return wire_bytes(torch.float32, codec, _MANY) / (_MANY * torch.float32.itemsize)

@@ -10,7 +10,7 @@ from transport_support import PLAN, QUICK, free_address
 
 from ravnest.errors import AddressInUseError, ConfigError, ProtocolError, TransportError
 from ravnest.transport.grpc_transport import GrpcTransport
-from ravnest.transport.interface import Message, PeerAddress
+from ravnest.transport.interface import Formats, Message, PeerAddress
 
 
 def test_two_plans_refuse_each_other_on_both_ends(grpc_nodes, caplog):
@@ -28,6 +28,36 @@ def test_two_plans_refuse_each_other_on_both_ends(grpc_nodes, caplog):
     assert a.num_refused >= 1
     assert b.num_refused >= 1
     assert "refused a stream" in caplog.text
+
+
+def test_a_format_that_the_peer_does_not_understand_is_refused_on_both_ends(grpc_nodes):
+    ours, theirs = grpc_nodes.addresses[0], grpc_nodes.addresses[1]
+    new = Formats(frozenset({"RAW", "INT8", "INT4"}), {1: frozenset({"RAW", "INT4"})})
+    old = Formats(frozenset({"RAW", "INT8"}), {0: frozenset({"RAW", "INT8"})})
+    a = GrpcTransport(0, ours, [PeerAddress(1, theirs)], PLAN, QUICK, formats=new)
+    b = GrpcTransport(1, theirs, [PeerAddress(0, ours)], PLAN, QUICK, formats=old)
+    grpc_nodes.made += [a, b]
+    a.start()
+    b.start()
+    expected = "node 0 would send INT4 to node 1, which only understands INT8, RAW"
+    for node, peer in ((a, 1), (b, 0)):
+        with pytest.raises(ProtocolError, match=expected):
+            node.receive(peer, "forward", purpose="it")
+
+
+def test_formats_that_both_understand_connect(grpc_nodes):
+    understood = frozenset({"RAW", "INT8"})
+    made = []
+    for node, peer, used in ((0, 1, "INT8"), (1, 0, "RAW")):
+        peers = [PeerAddress(peer, grpc_nodes.addresses[peer])]
+        formats = Formats(understood, {peer: frozenset({used})})
+        address = grpc_nodes.addresses[node]
+        made.append(GrpcTransport(node, address, peers, PLAN, QUICK, formats=formats))
+    grpc_nodes.made += made
+    for each in made:
+        each.start()
+    made[0].send(1, "forward", Message(b"it"), purpose="it")
+    assert made[1].receive(0, "forward", purpose="it").header == b"it"
 
 
 def test_another_node_at_the_address_is_named(grpc_nodes):

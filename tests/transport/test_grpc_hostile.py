@@ -27,7 +27,7 @@ from ravnest.transport.grpc_incoming import Reception
 from ravnest.transport.grpc_options import METHOD, SERVICE, grpc
 from ravnest.transport.grpc_server import LinkServer
 from ravnest.transport.inbox import Inbox
-from ravnest.transport.interface import Message
+from ravnest.transport.interface import Formats, Message
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
 from ravnest.transport.peers import PeerTable
@@ -101,8 +101,16 @@ def test_malformed_requests_are_refused_and_counted(grpc_nodes, talk):
         (hello(PLAN, -5, 1, "x"), "node -5 came"),
         (hello(PLAN, 0, 1, "x" * 200), "200 characters"),
         (
+            hello(PLAN, 0, 1, "x", Formats(frozenset(map(str, range(65))))),
+            "formats are named 65 and 0 times",
+        ),
+        (
+            hello(PLAN, 0, 1, "x", Formats(used={1: frozenset({"Z" * 4000})})),
+            f"node 0 would send {'Z' * 32} to node 1, which only understands nothing",
+        ),
+        (
             link_pb2.ToReceiver(hello=link_pb2.Hello(version=99, lane="x")).SerializeToString(),
-            "version 99 came, 1 is expected",
+            "version 99 came, 2 is expected",
         ),
     ],
 )

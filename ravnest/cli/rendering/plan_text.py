@@ -64,6 +64,7 @@ def show_plan(console: Console, plan: Plan, *, with_memory: bool = False) -> Non
         show_memory_parts(console, clusters)
     if prediction is not None:
         _show_links(console, prediction.links)
+        _show_compressions(console, prediction)
     console.print()
     if prediction is not None:
         _show_whole(console, prediction, len(clusters))
@@ -158,6 +159,20 @@ def _show_links(console: Console, links: Sequence[LinkPrediction]) -> None:
     if hidden := len(links) - len(shown):
         least = units.percent(shown[-1].load)
         console.print(line((f"and {hidden:,} more with at most {least} load; --json has all", DIM)))
+
+
+def _show_compressions(console: Console, prediction: Prediction) -> None:
+    """What "auto" does on each link, or would do where it is not asked for and does anything."""
+    is_asked = prediction.run.compression == "auto"
+    chosen = [each for each in prediction.compressions if is_asked or each.compression != "none"]
+    heading = 'compression="auto"' if is_asked else 'compression="auto" would choose'
+    rows = [
+        f"node {each.source} - node {each.target}: {each.compression}; {each.reason}"
+        for each in chosen[:_MAX_LINKS]
+    ]
+    if hidden := len(chosen) - len(rows):
+        rows.append(f"and on {hidden:,} links more; --json has all")
+    bullets(console, heading, rows)
 
 
 def _link_row(console: Console, link: LinkPrediction) -> list[str | Text]:

@@ -50,9 +50,10 @@ def _schedule(text: str) -> str:
 
 
 def _compression(text: str) -> str | bool:
-    from ravnest.wire.compression import COMPRESSIONS  # needs torch, which help must not wait for
+    # Needs torch, which help must not wait for.
+    from ravnest.wire.compression import AUTO, COMPRESSIONS
 
-    names = ["none", *(name for name in COMPRESSIONS if isinstance(name, str))]
+    names = ["none", *(name for name in COMPRESSIONS if isinstance(name, str)), AUTO]
     if text not in names:
         raise ValueError(f"there are {', '.join(names)}")
     return False if text == "none" else text

@@ -9,7 +9,7 @@ from typing import Any
 from ravnest.errors import ConfigError
 from ravnest.stage.delays import DelayCompensation
 from ravnest.stage.schedule import Schedule
-from ravnest.wire.compression import float32_share, parse_compression
+from ravnest.wire.compression import STRONGEST_UNASKED, float32_share, parse_compression
 
 RUNTIME_FOOTPRINT_BYTES = 370_000_000
 """What a process holds beside its stage: interpreter, torch, gRPC and their threads (350 MB with
@@ -118,7 +118,8 @@ class PlanningSettings:
             as memory could ever have to hold are counted, and times are for `frequency`.
         steps_per_round: optimizer steps between averagings.
         compression: as `Node(compression=...)`, for people.
-        activation_ratio: bytes on the wire per byte of an activation; 1 without compression.
+        activation_ratio: bytes on the wire per byte of an activation; 1 without compression, with
+            "auto" the least that it may choose.
         gradient_ratio: the same of a gradient.
         runtime_bytes: what a process on a CPU holds beside its stage.
         compensation: what stages do about late gradients.
@@ -227,7 +228,7 @@ def parse_settings(
         )
     if not isinstance(recompute, bool):
         raise ConfigError(f"recompute is {recompute!r}; expected True or False")
-    codecs = parse_compression(compression)
+    codecs = parse_compression(compression) or STRONGEST_UNASKED
     assumed = []
     if update_frequency is None:
         assumed.append(

@@ -1,0 +1,229 @@
+"""Two clusters of three unequal stages over slow links, beside what the links allow and naive use.
+
+A stage waits as long as its machine would compute, exchanges as many bytes as the GPT of
+`benchmarks.workloads` and has a third of its values to average. There are two machines each that
+take 0.42, 0.21 and 0.14 s for both passes of a third of the model on a microbatch; the planner
+forms the clusters and orders them. Part of `benchmarks.wan`.
+
+The naive setting is what a script gets that says nothing, with an average after every step. The
+other trains without a flush, compresses where the plan says that it pays, and averages every
+`STEPS_PER_ROUND` steps: far more than are run, so its rate is that of training, as measured, less
+what a round costs, as the naive runs measure it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections import defaultdict
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from benchmarks.links import Access, Network
+from benchmarks.prediction import check_link
+from benchmarks.processes import run_processes
+from benchmarks.wan_worker import NUM_CLUSTERS, WORKLOAD
+from benchmarks.workloads import WORKLOADS
+from ravnest import clusterize
+from ravnest.plan.model import Plan
+from ravnest.plan.prediction import Traffic
+
+STAGES_S = (0.42, 0.21, 0.14)
+PACKET_BYTES = 9000
+RATES_MBPS = (20.0, 80.0, 200.0)
+ROUND_TRIPS_MS = (50.0, 100.0)
+STEPS_PER_ROUND = 500
+PORT = 8080
+TIMEOUT_S = 600
+WARM_UP_STEPS = 2
+NUM_DRAINED = 3
+"""Last steps without a flush that nothing follows."""
+
+NAIVE = {"schedule": "1f1b", "reduce_factor": 1}
+OWN = {"schedule": "async", "reduce_factor": STEPS_PER_ROUND, "compression": "auto"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Links that all machines have alike.
+
+    Attributes:
+        round_trip_ms: between any two machines.
+    """
+
+    rate_mbps: float
+    round_trip_ms: float
+
+    @property
+    def access(self) -> Access:
+        """How each machine is connected."""
+        return Access(self.rate_mbps * 1e6, self.round_trip_ms / 4e3)
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.rate_mbps:g} Mbps, {self.round_trip_ms:g} ms"
+
+
+def measure(setting: Setting, *, num_microbatches: int, num_naive: int) -> dict[str, Any]:
+    """Rates of both ways to train over links of one kind, and what the links allow.
+
+    Args:
+        num_microbatches: of a cluster, on average; `num_naive` of the naive run.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="ravnest-benchmark-") as folder,
+        Network([setting.access] * (NUM_CLUSTERS * len(STAGES_S)), PACKET_BYTES) as network,
+    ):
+        work = Path(folder)
+        links = [check_link(network, 0)]
+        plan = make_plan(network, work)
+        own = run(plan, network, work, OWN, num_microbatches)
+        naive = run(plan, network, work, NAIVE, num_naive)
+    prediction = plan.prediction
+    assert prediction is not None
+    samples = prediction.run.samples_per_microbatch
+    bound = sum(samples / each for each in bounds_s(plan))
+    trained, naive_rate = samples * own.steps_per_s, samples * naive.steps_per_s
+    steps_s = STEPS_PER_ROUND * NUM_CLUSTERS / own.steps_per_s
+    with_rounds = trained * steps_s / (steps_s + naive.round_s)
+    return {
+        "links": links,
+        "clusters": plan.clusters,
+        "compressions": [
+            [each.source, each.target, each.compression, each.reason]
+            for each in prediction.compressions
+        ],
+        "bound_samples_per_s": bound,
+        "predicted_samples_per_s": sum(each.samples_per_s for each in prediction.clusters),
+        "samples_per_s": trained,
+        "of_bound": trained / bound,
+        "round_s": naive.round_s,
+        "with_rounds_samples_per_s": with_rounds,
+        "naive_samples_per_s": naive_rate,
+        "over_naive": with_rounds / naive_rate,
+    }
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run took.
+
+    Attributes:
+        steps_per_s: of all clusters together, one microbatch each, rounds included.
+        round_s: median of a round from when its last member has come; 0 without rounds.
+    """
+
+    steps_per_s: float
+    round_s: float
+
+
+def make_plan(network: Network, work: Path) -> Plan:
+    """Plans for machines whose predicted times are the ones they will wait for."""
+    workload = WORKLOADS[WORKLOAD]()
+    node_data = work / "node_data"
+    node_data.mkdir()
+    example = workload.inputs[: len(workload.inputs) // workload.num_microbatches]
+
+    def planned(gflops: list[float], *, dry_run: bool) -> Plan:
+        nodes = {
+            str(host): {
+                "IP": f"{network.address(host)}:{PORT}",
+                "benchmarks": {
+                    "ram": 4,
+                    "bandwidth": network.payload_share * access.rate_bps / 1e6,
+                    "latency": access.delay_s * 1e3,
+                    "flops": gflops[host],
+                },
+            }
+            for host, access in enumerate(network.hosts)
+        }
+        (node_data / "node_configs.json").write_text(json.dumps(nodes))
+        with redirect_stdout(StringIO()):
+            return clusterize(
+                workload.build(),
+                example_args=(example,),
+                node_data=node_data,
+                num_clusters=NUM_CLUSTERS,
+                schedule=OWN["schedule"],
+                update_frequency=1,
+                reduce_factor=STEPS_PER_ROUND,
+                compression=OWN["compression"],
+                leaves=dict(workload.leaves),
+                dry_run=dry_run,
+            )
+
+    unit_s = max(computing_s(planned([1.0] * len(network.hosts), dry_run=True)).values())
+    return planned([unit_s / each for each in STAGES_S] * NUM_CLUSTERS, dry_run=False)
+
+
+def computing_s(plan: Plan) -> dict[int, float]:
+    """Predicted seconds of both passes of a microbatch, by node."""
+    assert plan.prediction is not None
+    return {each.node_id: each.forward_s + each.backward_s for each in plan.prediction.stages}
+
+
+def bounds_s(plan: Plan) -> list[float]:
+    """Per cluster the seconds that its slowest stage needs per microbatch: computing or sending."""
+    assert plan.prediction is not None
+    busiest_s = computing_s(plan)
+    sending_s: defaultdict[int, float] = defaultdict(float)
+    for link in plan.prediction.links:
+        if link.traffic in (Traffic.ACTIVATIONS, Traffic.GRADIENTS):
+            sending_s[link.source] += link.seconds
+    return [
+        max(max(busiest_s[node], sending_s[node]) for node in cluster) for cluster in plan.clusters
+    ]
+
+
+def run(
+    plan: Plan, network: Network, work: Path, arguments: dict[str, Any], num_microbatches: int
+) -> Ran:
+    """Trains once, in fresh processes, each on its own machine."""
+    waits = computing_s(plan)
+    commands = []
+    for node in waits:
+        options = {
+            "wait_s": waits[node],
+            "num_microbatches": num_microbatches,
+            "node": arguments,
+        }
+        commands.append(["benchmarks.wan_worker", f"node_{node}", json.dumps(options)])
+    places = [partial(network.command, node) for node in waits]
+    run_processes(commands, work, TIMEOUT_S, places)
+    events = {
+        node: [
+            json.loads(line)
+            for line in (work / "events" / f"node_{node}.jsonl").read_text().splitlines()
+        ]
+        for node in waits
+    }
+    drained = 0 if arguments["schedule"] == "1f1b" else NUM_DRAINED
+    rate = sum(_steps_per_s(events[cluster[0]], drained) for cluster in plan.clusters)
+    return Ran(rate, _round_s(plan, events))
+
+
+def _steps_per_s(events: list[dict[str, Any]], num_drained: int) -> float:
+    times = [datetime.fromisoformat(each["time"]) for each in events if each["event"] == "step"]
+    kept = times[WARM_UP_STEPS - 1 : len(times) - num_drained]
+    return (len(kept) - 1) / (kept[-1] - kept[0]).total_seconds()
+
+
+def _round_s(plan: Plan, events: dict[int, list[dict[str, Any]]]) -> float:
+    """A ring is as fast as its last member sees it, a round as its slowest ring."""
+    lasted = {
+        node: [each["duration_s"] for each in own if each["event"] == "averaging_round"]
+        for node, own in events.items()
+    }
+    rings = [
+        [min(members) for members in zip(*(lasted[node] for node in ring.members), strict=False)]
+        for ring in plan.rings
+    ]
+    rounds = [max(each) for each in zip(*rings, strict=False)]
+    return statistics.median(rounds) if rounds else 0.0
