@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from ravnest.averaging.allreduce import RingSettings
+from ravnest.averaging.feedback import Feedback
+from ravnest.averaging.outer import OuterOptimizer
 from ravnest.averaging.round import RingRound, Share
 from ravnest.averaging.shadow import Shadow
 from ravnest.errors import AveragingError
@@ -71,8 +73,12 @@ class Averager:
         transport: started; lanes `ring-<id>` are this object's own.
         chunk_bytes: largest chunk, in bytes of float32, float64 or int64; alike on all members.
         codec: layout of float32 chunks on the wire; alike on all members. A lossy one rounds
-            partial sums and the mean, the same on every member.
+            partial sums and the mean, the same on every member. With an outer optimizer it is for
+            changes alone, and what it drops goes into the next round.
         window: messages sent ahead, at most the `window` the transport was made with.
+        outer: rounds exchange how far its parameters are from its anchors, and it makes a step
+            along the mean. None: rounds average the parameters themselves. Whatever it does not
+            know (buffers, frozen parameters, companions) is averaged as it is.
 
     Raises:
         AveragingError: the memberships contradict each other or an argument is out of range.
@@ -87,6 +93,7 @@ class Averager:
         chunk_bytes: int = CHUNK_BYTES,
         codec: Codec = Codec.RAW,
         window: int = WINDOW,
+        outer: OuterOptimizer | None = None,
     ) -> None:
         if chunk_bytes < 1 or window < 1:
             raise AveragingError(
@@ -96,7 +103,9 @@ class Averager:
         self._rings = sorted(rings, key=lambda ring: ring.ring_id)
         self._transport = transport
         self._settings = RingSettings(chunk_bytes, codec, window)
+        self._outer = outer
         self._shadows: dict[int, Shadow] = {}
+        self._feedbacks: dict[int, Feedback] = {}
 
     def average(
         self,
@@ -154,7 +163,12 @@ class Averager:
 
     def _round(self, ring: RingMembership, share: Share) -> RingRound:
         shadow = self._shadows.setdefault(ring.ring_id, Shadow())
-        return RingRound(ring, self._transport, self._settings, share, shadow)
+        feedback = None
+        if self._outer is not None and self._settings.codec is not Codec.RAW:
+            feedback = self._feedbacks.setdefault(ring.ring_id, Feedback())
+        return RingRound(
+            ring, self._transport, self._settings, share, shadow, self._outer, feedback
+        )
 
     def _play(
         self,
@@ -176,6 +190,10 @@ class Averager:
         if problem is not None:
             raise AveragingError(
                 f"averaging round {rounds[0].share.round_id} was not applied: {problem}"
+            )
+        if self._outer is not None:
+            self._outer.step(
+                {k: v for each in rounds if each.moves for k, v in each.changes().items()}
             )
         for each in rounds:
             each.apply()

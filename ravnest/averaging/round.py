@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,9 @@ from ravnest.averaging.agreement import (
     find_problem,
 )
 from ravnest.averaging.allreduce import RingAllReduce, RingSettings
+from ravnest.averaging.feedback import Feedback
 from ravnest.averaging.lane import RingLane
+from ravnest.averaging.outer import OuterOptimizer
 from ravnest.averaging.shadow import Segment, Shadow, describe, segments_of
 from ravnest.averaging.weighting import weighting_of
 from ravnest.errors import AveragingError
@@ -22,6 +25,8 @@ from ravnest.plan.model import RingMembership
 from ravnest.transport.interface import Transport
 from ravnest.wire.frame import Frame, FrameKind
 
+OUTER, ANCHOR = "(outer optimizer)", "(weights of the last round)"
+"""What members of rounds with an outer optimizer have to agree on as well."""
 _MAX_REASON_LENGTH = 2000
 
 
@@ -55,12 +60,16 @@ class RingRound:
         settings: RingSettings,
         share: Share,
         shadow: Shadow,
+        outer: OuterOptimizer | None = None,
+        feedback: Feedback | None = None,
     ) -> None:
         self.share = share
         self.moves = False
         self._lane = RingLane(ring, transport)
         self._settings = settings
         self._shadow = shadow
+        self._outer = outer
+        self._feedback = feedback
         self._segments: Sequence[Segment] = ()
         self._problem: str | None = None
         self._headers: Sequence[MemberHeader] = ()
@@ -85,11 +94,16 @@ class RingRound:
         tensors: Mapping[str, torch.Tensor],
         companions: Mapping[str, Mapping[str, torch.Tensor]],
     ) -> None:
-        """Copies the live tensors into the shadow; if that fails, the header will say why."""
+        """Copies tensors or changes into the shadow; if that fails, the header will say why."""
         ring = self._lane.ring
+        anchors = {} if self._outer is None else self._outer.anchors
         try:
-            self._segments = segments_of((*ring.parameters, *ring.buffers), tensors, companions)
+            self._segments = segments_of(
+                (*ring.parameters, *ring.buffers), tensors, companions, anchors
+            )
             self._shadow.load(self._segments)
+            if self.share.num_samples:  # else they count as nothing
+                check_finite(self.changes())
         except AveragingError as error:
             self._problem = str(error)
 
@@ -98,6 +112,7 @@ class RingRound:
         description = {
             "(chunk_bytes)": str(self._settings.chunk_bytes),
             "(codec)": self._settings.codec.name,
+            **self._about_outer(),
         } | {segment.name: describe(segment.live) for segment in self._segments}
         share = self.share
         own = MemberHeader(
@@ -118,7 +133,12 @@ class RingRound:
             ring = self._lane.ring
             weighting = weighting_of([h.num_samples for h in self._headers], ring.rank)
             RingAllReduce(
-                self._lane, self._shadow.buffers, weighting, self.share.round_id, self._settings
+                self._lane,
+                self._shadow.buffers,
+                weighting,
+                self.share.round_id,
+                self._settings,
+                self._feedback,
             ).run()
 
     def vote(self, problem: str | None) -> str | None:
@@ -148,7 +168,38 @@ class RingRound:
             return against
         return None
 
+    def changes(self) -> dict[str, torch.Tensor]:
+        """By name, before `reduce` this member's pseudo-gradients, after it the mean."""
+        return self._shadow.changes(self._segments)
+
     def apply(self) -> None:
-        """Copies the mean into the live tensors."""
+        """Copies the mean, or what the outer optimizer made of it, into the live tensors."""
         if self.moves:
             self._shadow.apply(self._segments)
+            if self._feedback is not None:
+                self._feedback.commit()
+
+    def _about_outer(self) -> dict[str, str]:
+        if self._outer is None:
+            return {}
+        names = [segment.name for segment in self._segments if segment.anchor is not None]
+        return {OUTER: self._outer.text, ANCHOR: self._outer.digest(names)}
+
+
+def check_finite(changes: Mapping[str, torch.Tensor]) -> None:
+    """Raises AveragingError for the first pseudo-gradient with a NaN or an infinity in it.
+
+    It would be in every member's weights after the round, and in momenta for ever.
+    """
+    for name, change in changes.items():
+        if change.numel() and not _is_finite(change):
+            raise AveragingError(
+                f"{name!r} has a NaN or an infinity in it since the last round",
+                hint="a lower learning rate, or clip_grad_norm, keeps training finite",
+            )
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    real = torch.view_as_real(values) if values.is_complex() else values
+    low, high = torch.aminmax(real)  # a NaN is both; needs no memory of the tensor's size
+    return math.isfinite(low.item()) and math.isfinite(high.item())

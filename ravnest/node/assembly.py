@@ -10,6 +10,8 @@ from typing import Any, TextIO
 import torch
 
 from ravnest.averaging.averager import Averager
+from ravnest.averaging.outer import OuterOptimizer
+from ravnest.averaging.settings import AveragingSettings
 from ravnest.capture.stage_file import LoadedStage
 from ravnest.metrics.events import EventLog
 from ravnest.node.clipping import clipping_of
@@ -64,6 +66,7 @@ class NodeInputs:
     state: StageState
     settings: RunSettings
     update: UpdateSettings
+    averaging: AveragingSettings
     compression: Compression
     seed: int
     device: torch.device
@@ -117,7 +120,13 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         autocast=inputs.autocast,
     )
     links = ClusterLinks(plan, transport, inputs.compression)
-    averager = Averager(plan.node_id, plan.rings, transport)
+    averager = Averager(
+        plan.node_id,
+        plan.rings,
+        transport,
+        codec=inputs.averaging.codec,
+        outer=_outer_of(plan, inputs.averaging, engine),
+    )
     # Batches this cluster gets, over those that each would get if all got as many.
     turns = (plan.dealing.count(plan.cluster_id) * plan.num_clusters, len(plan.dealing))
     rounds = RoundKeeper(averager, engine, inputs.settings, events, turns)
@@ -164,6 +173,21 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
     return NodeParts(
         engine, links, pipeline, evaluator, rounds, tied, saver, service, journal, randomness
     )
+
+
+def _outer_of(
+    plan: NodePlan, settings: AveragingSettings, engine: StageEngine
+) -> OuterOptimizer | None:
+    """Over what this stage trains and shares with other clusters."""
+    averaged = {name for ring in plan.rings if ring.size > 1 for name in ring.parameters}
+    if settings.outer is None or not averaged:
+        return None
+    trained = {
+        name: parameter
+        for name, parameter in engine.parameters.items()
+        if parameter.requires_grad and name in averaged
+    }
+    return OuterOptimizer(settings.outer, trained)
 
 
 def _loss_of(inputs: NodeInputs, links: ClusterLinks) -> LossOfMicrobatch | None:

@@ -93,6 +93,7 @@ class Node:
         node_id = parse_node_name(name)
         require_callable(optimizer=optimizer, lr_scheduler=lr_scheduler, criterion=criterion)
         chosen = NodeOptions.parse(options)
+        averaging = chosen.averaging
         settings = RunSettings(
             Schedule.parse(chosen.schedule),
             update_frequency,
@@ -103,6 +104,7 @@ class Node:
             chosen.clip_norm_type,
             repr({pattern: dict(options) for pattern, options in chosen.param_groups.items()}),
             chosen.loss_scale,
+            averaging.text,
         )
         update = UpdateSettings(
             optimizer,
@@ -144,6 +146,7 @@ class Node:
                 state=initial_state(stage, model),
                 settings=settings,
                 update=update,
+                averaging=averaging,
                 compression=codecs,
                 seed=torch.initial_seed() if chosen.seed is None else chosen.seed,
                 device=torch.device(device),
