@@ -161,11 +161,15 @@ class Averager:
         _log.debug("averaged: %s", result)
         return result
 
+    def feedback_of(self, ring_id: int) -> Feedback:
+        """What compressing has dropped so far in a ring and will come with the next round."""
+        return self._feedbacks.setdefault(ring_id, Feedback())
+
     def _round(self, ring: RingMembership, share: Share) -> RingRound:
         shadow = self._shadows.setdefault(ring.ring_id, Shadow())
         feedback = None
         if self._outer is not None and self._settings.codec is not Codec.RAW:
-            feedback = self._feedbacks.setdefault(ring.ring_id, Feedback())
+            feedback = self.feedback_of(ring.ring_id)
         return RingRound(
             ring, self._transport, self._settings, share, shadow, self._outer, feedback
         )
