@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ravnest.errors import ConfigError
 from ravnest.stage.outer import OuterSettings, parse_outer
-from ravnest.wire.compression import COMPRESSIONS
 from ravnest.wire.frame import Codec
+from ravnest.wire.round_codec import round_codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +39,7 @@ def parse_averaging(
     Raises:
         ConfigError: one of them is impossible; the message names it and what was expected.
     """
-    if not isinstance(compression, (bool, str)) or compression not in COMPRESSIONS:
-        choices = ", ".join(map(repr, COMPRESSIONS))
-        raise ConfigError(
-            f"averaging_compression={compression!r} is unknown; expected one of {choices}"
-        )
-    # Of a setting's two codecs the narrower: what it drops goes into the next round.
-    codec = COMPRESSIONS[compression].activation
+    codec = round_codec(compression)
     is_compressed = codec is not Codec.RAW
     outer = parse_outer(outer_optimizer, outer_optimizer_params, is_compressed=is_compressed)
     return AveragingSettings(outer, codec)

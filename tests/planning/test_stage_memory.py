@@ -253,6 +253,7 @@ def models(draw: st.DrawFn) -> MemoryModel:
         update_frequency=draw(st.none() | st.integers(1, 5)),
         activation_ratio=draw(st.sampled_from((1.0, 0.5, 0.25))),
         gradient_ratio=draw(st.sampled_from((1.0, 0.5))),
+        kept_for_rounds=draw(ratio),
     )
     return MemoryModel(cost_table(costs), settings, draw(st.booleans()), draw(st.booleans()))
 

@@ -76,7 +76,8 @@ class Holdings:
             + self.settings.averages(self.index, self.num_stages) * table.trained_bytes
             + optimizer.tensor_bytes * table.num_trained,
             "stashed": self.stashed * table.trained_bytes,
-            "averaging": int(is_shadowed) * table.averaged_bytes,
+            "averaging": int(is_shadowed)
+            * (table.averaged_bytes + _scaled(table.anchor_bytes, self.settings.kept_for_rounds)),
             "activations": (self.kept + self.behind) * table.saved_bytes,
         }
 
