@@ -15,7 +15,7 @@ from ravnest.planning.budget.rounds import copies_kept
 from ravnest.transport.interface import Transport
 from ravnest.wire.frame import Codec
 
-SIZES = (1000, 300, 2)
+SIZES = (1000, 300, 7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
