@@ -16,9 +16,17 @@ from ravnest.averaging.agreement import (
 )
 from ravnest.averaging.allreduce import RingAllReduce, RingSettings
 from ravnest.averaging.feedback import Feedback
+from ravnest.averaging.fragments import Part
 from ravnest.averaging.lane import RingLane
 from ravnest.averaging.outer import OuterOptimizer
-from ravnest.averaging.shadow import Segment, Shadow, describe, segments_of
+from ravnest.averaging.shadow import (
+    Segment,
+    Shadow,
+    copies_of,
+    describe,
+    rebound,
+    segments_of,
+)
 from ravnest.averaging.weighting import weighting_of
 from ravnest.errors import AveragingError
 from ravnest.plan.model import RingMembership
@@ -45,6 +53,21 @@ class Share:
     finished: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RoundMemory:
+    """What a ring keeps from round to round.
+
+    Attributes:
+        shadow: the buffers that rounds work on.
+        outer: None: rounds average the tensors themselves.
+        feedback: what compression drops, None when it is lost, or nothing is.
+    """
+
+    shadow: Shadow
+    outer: OuterOptimizer | None = None
+    feedback: Feedback | None = None
+
+
 class RingRound:
     """Prepare, agree, reduce, vote, apply: in this order, each once.
 
@@ -59,18 +82,17 @@ class RingRound:
         transport: Transport,
         settings: RingSettings,
         share: Share,
-        shadow: Shadow,
-        outer: OuterOptimizer | None = None,
-        feedback: Feedback | None = None,
+        memory: RoundMemory,
     ) -> None:
         self.share = share
         self.moves = False
         self._lane = RingLane(ring, transport)
         self._settings = settings
-        self._shadow = shadow
-        self._outer = outer
-        self._feedback = feedback
+        self._shadow = memory.shadow
+        self._outer = memory.outer
+        self._feedback = memory.feedback
         self._segments: Sequence[Segment] = ()
+        self._sent: Sequence[torch.Tensor] | None = None
         self._problem: str | None = None
         self._headers: Sequence[MemberHeader] = ()
 
@@ -93,19 +115,45 @@ class RingRound:
         self,
         tensors: Mapping[str, torch.Tensor],
         companions: Mapping[str, Mapping[str, torch.Tensor]],
+        part: Part,
+        *,
+        keeps: bool,
     ) -> None:
-        """Copies tensors or changes into the shadow; if that fails, the header will say why."""
-        ring = self._lane.ring
-        anchors = {} if self._outer is None else self._outer.anchors
+        """Copies tensors or changes into the shadow; if that fails, the header will say why.
+
+        Args:
+            part: of the ring's tensors, what this round is about.
+            keeps: copies the tensors as well, because they change before they are applied to.
+        """
         try:
-            self._segments = segments_of(
-                (*ring.parameters, *ring.buffers), tensors, companions, anchors
-            )
+            self._segments = self._lay_out(tensors, companions, part)
             self._shadow.load(self._segments)
+            if keeps:
+                self._sent = copies_of(self._segments)
             if self.share.num_samples:  # else they count as nothing
                 check_finite(self.changes())
         except AveragingError as error:
             self._problem = str(error)
+
+    def rebind(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        companions: Mapping[str, Mapping[str, torch.Tensor]],
+    ) -> None:
+        """Names the storage to apply to, where that may have changed since `prepare`."""
+        self._segments = [rebound(each, tensors, companions) for each in self._segments]
+
+    def _lay_out(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        companions: Mapping[str, Mapping[str, torch.Tensor]],
+        part: Part,
+    ) -> Sequence[Segment]:
+        ring = self._lane.ring
+        sizes = {name: tensor.numel() for name, tensor in tensors.items()}
+        names = (*part.of(ring.parameters, sizes), *part.of(ring.buffers, sizes))
+        anchors = {} if self._outer is None else self._outer.anchors
+        return segments_of(names, tensors, companions, anchors)
 
     def agree(self) -> str | None:
         """Exchanges headers; returns why the round cannot be, the same text on every member."""
@@ -175,7 +223,7 @@ class RingRound:
     def apply(self) -> None:
         """Copies the mean, or what the outer optimizer made of it, into the live tensors."""
         if self.moves:
-            self._shadow.apply(self._segments)
+            self._shadow.apply(self._segments, self._sent)
             if self._feedback is not None:
                 self._feedback.commit()
 

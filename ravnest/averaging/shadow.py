@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -41,6 +41,8 @@ class Segment:
     Attributes:
         name: original name; of a companion `<name> [<companion>]`.
         live: the tensor that is averaged.
+        parameter: name of the tensor, of a companion of the tensor that it follows.
+        companion: name of the companion, None for the tensor itself.
         accumulator: dtype of the flat buffer it is copied into.
         start: its first element there.
         stop: the element after its last one; a complex value takes two.
@@ -50,6 +52,8 @@ class Segment:
 
     name: str
     live: torch.Tensor
+    parameter: str
+    companion: str | None
     accumulator: torch.dtype
     start: int
     stop: int
@@ -113,9 +117,9 @@ def segments_of(
         if name not in tensors:
             raise AveragingError(f"tensor {name!r} belongs to the ring, but was not given")
         followers = companions.get(name, {})
-        for label, live, anchor in (
-            (name, tensors[name], anchors.get(name)),
-            *((f"{name} [{key}]", followers[key], None) for key in sorted(followers)),
+        for label, live, companion, anchor in (
+            (name, tensors[name], None, anchors.get(name)),
+            *((f"{name} [{key}]", followers[key], key, None) for key in sorted(followers)),
         ):
             accumulator = accumulator_of(label, live)
             buffer = buffer_of(accumulator, is_change=anchor is not None)
@@ -124,8 +128,34 @@ def segments_of(
                 start += start % 2  # pairs are viewed as complex numbers, which must be aligned
             stop = start + live.numel() * (2 if live.is_complex() else 1)
             ends[buffer] = stop
-            segments.append(Segment(label, live, accumulator, start, stop, anchor))
+            segments.append(Segment(label, live, name, companion, accumulator, start, stop, anchor))
     return tuple(segments)
+
+
+def rebound(
+    segment: Segment,
+    tensors: Mapping[str, torch.Tensor],
+    companions: Mapping[str, Mapping[str, torch.Tensor]],
+) -> Segment:
+    """The same place of the same tensor in other storage.
+
+    Raises:
+        AveragingError: the tensor is not there any more, or of another form.
+    """
+    found = tensors.get(segment.parameter)
+    if segment.companion is not None:
+        found = companions.get(segment.parameter, {}).get(segment.companion)
+    if found is None or describe(found) != describe(segment.live):
+        raise AveragingError(
+            f"{segment.name!r} was {describe(segment.live)} when the round began and is "
+            f"{'gone' if found is None else describe(found)} now; expected the same"
+        )
+    return replace(segment, live=found)
+
+
+def copies_of(segments: Sequence[Segment]) -> list[torch.Tensor]:
+    """The live tensors as they are now, in host memory and their own dtypes."""
+    return [torch.empty_like(s.live, device="cpu").copy_(s.live.detach()) for s in segments]
 
 
 class Shadow:
@@ -159,12 +189,21 @@ class Shadow:
         """By name, where the changes are, in the form of their anchors."""
         return {each.name: self._view(each) for each in segments if each.anchor is not None}
 
-    def apply(self, segments: Sequence[Segment]) -> None:
-        """Copies the shadow, or the anchors, into the live tensors, in place."""
+    def apply(
+        self, segments: Sequence[Segment], sent: Sequence[torch.Tensor] | None = None
+    ) -> None:
+        """Copies the shadow, or the anchors, into the live tensors, in place.
+
+        Args:
+            sent: the tensors as the round took them, if they may have changed since: what they
+                have changed is added.
+        """
         with torch.no_grad():
-            for segment in segments:
+            for position, segment in enumerate(segments):
                 live = segment.live
                 value = self._view(segment) if segment.anchor is None else segment.anchor
+                if sent is not None:
+                    value = _moved(value, live, sent[position])
                 for dim, stride in enumerate(live.stride()):
                     if stride == 0 and live.shape[dim] > 1:  # expanded: one element, many places
                         live, value = live.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
@@ -183,6 +222,17 @@ class Shadow:
         if segment.live.is_complex():
             flat = torch.view_as_complex(flat.view(-1, 2))
         return flat.view(segment.live.shape)
+
+
+def _moved(value: torch.Tensor, live: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
+    """The value and what happened to the live tensor since it was sent; the value if nothing did.
+
+    In the dtype of averaging; where neither has changed since, exactly the value.
+    """
+    now = live.detach().to("cpu")
+    if now.dtype is torch.bool:
+        return torch.where(now == sent, value.to(torch.bool), now)
+    return value + (now.to(value.dtype) - sent.to(value.dtype))
 
 
 def as_held(anchor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

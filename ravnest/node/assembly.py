@@ -22,7 +22,7 @@ from ravnest.node.links import ClusterLinks
 from ravnest.node.memory import MemoryWatch
 from ravnest.node.microbatches import Rows
 from ravnest.node.pipeline import LossOfMicrobatch, StageParts, StagePipeline
-from ravnest.node.rounds import RoundKeeper
+from ravnest.node.rounds import RoundKeeper, RoundTimes
 from ravnest.node.saving import SubmodelSaver
 from ravnest.node.service import StageService
 from ravnest.node.settings import RunSettings
@@ -126,10 +126,17 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         transport,
         codec=inputs.averaging.codec,
         outer=_outer_of(plan, inputs.averaging, engine),
+        num_fragments=inputs.averaging.num_fragments,
     )
     # Batches this cluster gets, over those that each would get if all got as many.
     turns = (plan.dealing.count(plan.cluster_id) * plan.num_clusters, len(plan.dealing))
-    rounds = RoundKeeper(averager, engine, inputs.settings, events, turns)
+    times = RoundTimes(
+        inputs.settings.reduce_factor,
+        inputs.averaging.overlap_steps,
+        inputs.averaging.num_fragments,
+        turns,
+    )
+    rounds = RoundKeeper(averager, engine, inputs.settings, events, times)
     tied = TiedParameters(plan, engine, links)
     journal = RunJournal(
         events,

@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -93,7 +94,6 @@ class Node:
         node_id = parse_node_name(name)
         require_callable(optimizer=optimizer, lr_scheduler=lr_scheduler, criterion=criterion)
         chosen = NodeOptions.parse(options)
-        averaging = chosen.averaging
         settings = RunSettings(
             Schedule.parse(chosen.schedule),
             update_frequency,
@@ -104,8 +104,9 @@ class Node:
             chosen.clip_norm_type,
             repr({pattern: dict(options) for pattern, options in chosen.param_groups.items()}),
             chosen.loss_scale,
-            averaging.text,
         )
+        averaging = chosen.averaging(reduce_factor)
+        settings = replace(settings, averaging=averaging.text)
         update = UpdateSettings(
             optimizer,
             dict(optimizer_params or {}),

@@ -59,6 +59,10 @@ class NodeOptions:
         outer_optimizer_params: keyword arguments for it.
         averaging_compression: of the changes that rounds exchange: False, True (half precision,
             scaled), "bf16" or "int8". What a round drops goes into the next one.
+        averaging_overlap: optimizer steps that go on while a round is under way; its correction is
+            applied after just as many. 0: training waits for rounds.
+        averaging_fragments: parts of the model that rounds average in turn, each every
+            `reduce_factor` steps.
         seed: of the run's randomness; the root's counts. Default: torch's own initial seed.
         timeout_s: how long any wait for a peer may last before it is an error.
         trusted_modules: factories `package.module:function` of submodules that stayed code
@@ -86,19 +90,23 @@ class NodeOptions:
     outer_optimizer: Any = None
     outer_optimizer_params: Mapping[str, Any] | None = None
     averaging_compression: bool | str = False
+    averaging_overlap: int = 0
+    averaging_fragments: int = 1
     seed: int | None = None
     timeout_s: float = 600.0
     trusted_modules: tuple[str, ...] = ()
     insecure: bool = False
     transport: Transport | None = None
 
-    @property
-    def averaging(self) -> AveragingSettings:
-        """How rounds average; ConfigError for an impossible value."""
+    def averaging(self, reduce_factor: int | None) -> AveragingSettings:
+        """How rounds average that come every so many steps; ConfigError where it cannot be."""
         return parse_averaging(
             outer_optimizer=self.outer_optimizer,
             outer_optimizer_params=self.outer_optimizer_params,
             compression=self.averaging_compression,
+            overlap=self.averaging_overlap,
+            fragments=self.averaging_fragments,
+            reduce_factor=reduce_factor,
         )
 
     @classmethod
