@@ -50,12 +50,13 @@ def single(workload: Workload, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def torch_pipelining(workload: Workload, options: dict[str, Any]) -> dict[str, Any]:
-    """One stage under torch.distributed.pipelining, 1F1B over gloo."""
+    """One stage under torch.distributed.pipelining, 1F1B over gloo; on loopback unless told."""
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options["port"]))
-    os.environ.update(GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(MASTER_PORT=str(options["port"]))
+    os.environ.update(MASTER_ADDR=options.get("address", "127.0.0.1"))
+    os.environ.update(GLOO_SOCKET_IFNAME=options.get("interface", "lo"))
     rank, size = options["rank"], len(workload.stage_ends)
     dist.init_process_group("gloo", rank=rank, world_size=size)
     start = workload.stage_ends[rank - 1] if rank else 0
@@ -128,7 +129,9 @@ def provider(workload: Workload, options: dict[str, Any]) -> dict[str, Any]:
         criterion=criterion,
         update_frequency=frequency,
         schedule=options["schedule"],
+        compression=options.get("compression", False),
         trusted_modules=tuple(workload.leaves.values()),
+        insecure=options.get("insecure", False),
     )
     trainer = Timed(node=node, train_loader=workload.loader(options["steps"]))
     trainer.train()

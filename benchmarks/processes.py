@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -34,16 +34,26 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def run_processes(commands: Sequence[Sequence[str]], work: Path, timeout_s: float) -> None:
-    """Runs `python -m` for each at once in `work`; RuntimeError with its output when one fails."""
+def run_processes(
+    commands: Sequence[Sequence[str]],
+    work: Path,
+    timeout_s: float,
+    places: Sequence[Callable[[list[str]], list[str]]] = (),
+) -> None:
+    """Runs `python -m` for each at once in `work`; RuntimeError with its output when one fails.
+
+    Args:
+        places: what makes of each command line one that runs it elsewhere.
+    """
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     logs = [work / f"log_{index}.txt" for index in range(len(commands))]
     processes = []
-    for command, log in zip(commands, logs, strict=True):
+    for number, (command, log) in enumerate(zip(commands, logs, strict=True)):
+        line = [sys.executable, "-m", *command]
         with log.open("wb") as output:
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", *command],
+                    places[number](line) if places else line,
                     cwd=work,
                     env=environment,
                     stdout=output,

@@ -12,6 +12,9 @@ import torch
 STAGE_S = (0.030, 0.050, 0.040)
 """Seconds that each stage takes for both passes of a microbatch; a third of it is the forward's."""
 
+GPT_STAGE_S = 0.093
+"""The same of a third of the GPT of `benchmarks.workloads` on a core that does 123 GFLOP/s."""
+
 
 class _Waiting(torch.autograd.Function):
     """The identity, after a while in both directions."""
@@ -33,7 +36,7 @@ class _Waiting(torch.autograd.Function):
 
 
 class Wait(torch.nn.Module):
-    """(N, W) to (N, W): scales, and takes a fixed time over it."""
+    """(N, ...) to the same: scales, and takes a fixed time over it."""
 
     def __init__(self, total_s: float) -> None:
         super().__init__()
@@ -60,4 +63,10 @@ def leaf() -> Wait:
     return Wait(STAGE_S[2])
 
 
+def gpt_third() -> Wait:
+    """A stage that takes as long as one of the GPT's."""
+    return Wait(GPT_STAGE_S)
+
+
 LEAVES = {str(i): f"benchmarks.waits:{each.__name__}" for i, each in enumerate((root, stem, leaf))}
+GPT_LEAVES = {str(i): f"benchmarks.waits:{gpt_third.__name__}" for i in range(3)}

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.waits import LEAVES, leaf, root, stem
+from benchmarks.waits import GPT_LEAVES, LEAVES, gpt_third, leaf, root, stem
 from examples.digits.model import BATCH_SIZE, DigitsCNN
 
 SEED = 0
@@ -153,9 +153,26 @@ def waits(num_microbatches: int) -> Workload:
     )
 
 
+def gpt_waits() -> Workload:
+    """Three stages that wait as long as the GPT's compute, and exchange as many bytes."""
+    tokens = gpt().inputs
+    inputs = torch.ones(*tokens.shape, WIDTH)
+    return Workload(
+        name="gpt waits",
+        build=lambda: torch.nn.Sequential(gpt_third(), gpt_third(), gpt_third()),
+        stage_ends=(1, 2, 3),
+        num_microbatches=8,
+        inputs=inputs,
+        targets=torch.zeros(len(tokens)),  # few bytes, like the GPT's tokens
+        loss=lambda x, y: functional.mse_loss(x.mean((1, 2)), y),
+        leaves=GPT_LEAVES,
+    )
+
+
 WAITS = {f"waits, {number} microbatches": number for number in (4, 8, 16)}
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "gpt": gpt,
+    "gpt waits": gpt_waits,
     "digits": digits,
     **{name: functools.partial(waits, number) for name, number in WAITS.items()},
 }

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from ravnest.errors import ConfigError
-from ravnest.wire.casts import INT8_BLOCK, wire_bytes
 from ravnest.wire.frame import Codec
+from ravnest.wire.layouts import wire_bytes
+
+_MANY = 1 << 16  # values; a multiple of every block
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ COMPRESSIONS: dict[bool | str, Compression] = {
     "fp16": Compression(Codec.FLOAT16, Codec.FLOAT16),
     "bf16": Compression(Codec.BFLOAT16, Codec.BFLOAT16),
     "int8": Compression(Codec.INT8, Codec.BFLOAT16),
+    "int4": Compression(Codec.INT4, Codec.INT8),
+    "int4-hadamard": Compression(Codec.INT4_HADAMARD, Codec.INT8),
 }
 
 
@@ -41,4 +45,4 @@ def parse_compression(compression: bool | str) -> Compression:
 
 def float32_share(codec: Codec) -> float:
     """Bytes on the wire over bytes in memory, of large float32 tensors."""
-    return wire_bytes(torch.float32, codec, INT8_BLOCK) / (INT8_BLOCK * torch.float32.itemsize)
+    return wire_bytes(torch.float32, codec, _MANY) / (_MANY * torch.float32.itemsize)

@@ -41,6 +41,8 @@ class Codec(IntEnum):
     FLOAT16 = 2
     BFLOAT16 = 3
     INT8 = 4
+    INT4 = 5
+    INT4_HADAMARD = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ import torch
 
 from ravnest.errors import ProtocolError
 from ravnest.wire import limits
-from ravnest.wire.casts import codec_for, is_valid_exponent, restore, shrink, wire_bytes
 from ravnest.wire.checksum import checksum
 from ravnest.wire.dtypes import dtype_of, number_of
 from ravnest.wire.frame import Codec
+from ravnest.wire.layouts import codec_for, is_valid_exponent, restore, shrink, wire_bytes
 from ravnest.wire.pb import frame_pb2
 
 ALIGNMENT = 64

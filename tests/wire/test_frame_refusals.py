@@ -17,7 +17,8 @@ from ravnest.errors import ProtocolError
 from ravnest.wire.checksum import checksum
 from ravnest.wire.codec import decode, encode
 from ravnest.wire.dtypes import dtype_of
-from ravnest.wire.frame import Frame, FrameKind
+from ravnest.wire.frame import Codec, Frame, FrameKind
+from ravnest.wire.layouts import wire_bytes
 from ravnest.wire.pb import frame_pb2
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -56,6 +57,7 @@ def test_the_good_header_is_good():
         ({"dtype": 0}, "unknown dtype number 0"),
         ({"dtype": 99}, "unknown dtype number 99"),
         ({"codec": 0}, "unknown codec number 0"),
+        ({"codec": max(Codec) + 1}, "unknown codec number"),
         ({"codec": 77}, "unknown codec number 77"),
         ({"dtype": 5, "codec": 2}, "codec FLOAT16, which is not for torch.int32"),
         ({"scale_exponent": 3}, "scale exponent 3"),
@@ -203,10 +205,14 @@ def test_mutated_headers_raise_nothing_but_protocol_error(frame, data):
 def plausible_tensors(draw: st.DrawFn) -> frame_pb2.Tensor:
     """A description that fits the payload now and then, with a right checksum."""
     offset = draw(st.sampled_from([0, 0, 64, 64, 128, 128, 1, 1 << 62]))
-    number, codec = draw(st.integers(0, 21)), draw(st.sampled_from([0, 1, 1, 1, 2, 2, 3, 3, 4]))
+    number, codec = (
+        draw(st.integers(0, 21)),
+        draw(st.sampled_from([0, 1, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7])),
+    )
     shape = draw(st.lists(st.sampled_from([0, 1, 2, 4, 1 << 40, 1 << 63]), max_size=3))
     dtype = dtype_of(number) or torch.uint8
-    fitting = math.prod(shape) * (2 if codec in (2, 3) else dtype.itemsize) % (1 << 63)
+    known = Codec(codec) if codec in list(Codec) else Codec.RAW
+    fitting = wire_bytes(dtype, known, math.prod(shape)) % (1 << 63)
     num_bytes = draw(st.sampled_from([fitting] * 4 + [0, 1, 64, 1 << 63]))
     return frame_pb2.Tensor(
         name=draw(st.sampled_from("abc")),

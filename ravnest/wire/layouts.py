@@ -1,0 +1,62 @@
+"""How each codec lays out values: for which dtypes, in how many bytes, there and back."""
+
+from __future__ import annotations
+
+import torch
+
+from ravnest.wire.blocks import BLOCK_FORMATS, dequantise, quantise
+from ravnest.wire.casts import EXPONENT_LIMIT, scaled_to, to_float16
+from ravnest.wire.frame import Codec
+
+_CASTS = {Codec.FLOAT16: torch.float16, Codec.BFLOAT16: torch.bfloat16}
+_WIDE = frozenset({torch.float32, torch.float64})
+_FLOATING = _WIDE | {torch.float16, torch.bfloat16}
+
+
+def codec_for(dtype: torch.dtype, wanted: Codec) -> Codec:
+    """The codec a tensor of that dtype really gets when `wanted` is asked for.
+
+    Casts are for float32 and float64, blocks for float16 and bfloat16 too; every other dtype is as
+    small already, or would lose its meaning, and travels raw.
+    """
+    return wanted if dtype in (_FLOATING if wanted in BLOCK_FORMATS else _WIDE) else Codec.RAW
+
+
+def is_valid_exponent(dtype: torch.dtype, codec: Codec, exponent: int) -> bool:
+    """Whether a peer may state this scale."""
+    return exponent == 0 if codec is not Codec.FLOAT16 else abs(exponent) <= EXPONENT_LIMIT[dtype]
+
+
+def wire_bytes(dtype: torch.dtype, codec: Codec, numel: int) -> int:
+    """Bytes that `numel` values of `dtype` take on the wire."""
+    if (layout := BLOCK_FORMATS.get(codec)) is not None:
+        return layout.num_bytes(numel)
+    return numel * _CASTS.get(codec, dtype).itemsize
+
+
+def shrink(values: torch.Tensor, codec: Codec) -> tuple[torch.Tensor, int]:
+    """Values as they lie on the wire, and the exponent of the power of two they were divided by.
+
+    Errors: `to_float16` says that of FLOAT16. BFLOAT16: relatively 2^-8 at most, and magnitudes
+    beyond 3.39e38 become infinite. INT8 and INT4: 1/254 and 1/14 of the largest magnitude of the
+    block. INT4_HADAMARD: 1/14 of the largest magnitude of the rotated block, as a root mean square
+    over the block; that magnitude is the block's Euclidean norm at most, an eighth of it at least.
+    """
+    if (layout := BLOCK_FORMATS.get(codec)) is not None:
+        return quantise(values, layout), 0
+    if codec is Codec.BFLOAT16:
+        return values.to(torch.bfloat16), 0
+    return to_float16(values)
+
+
+def restore(
+    wire: torch.Tensor, dtype: torch.dtype, codec: Codec, exponent: int, numel: int
+) -> torch.Tensor:
+    """The inverse of `shrink`, up to its rounding; a new flat tensor of `numel` values.
+
+    Args:
+        wire: bytes as received, uint8.
+    """
+    if (layout := BLOCK_FORMATS.get(codec)) is not None:
+        return dequantise(wire, dtype, layout, numel)
+    return scaled_to(wire.view(_CASTS[codec]), dtype, exponent)
