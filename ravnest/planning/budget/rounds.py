@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ravnest.errors import ConfigError
 from ravnest.planning.budget.optimizer_states import ask_optimizer
 from ravnest.stage.outer import parse_outer
 from ravnest.wire.frame import Codec
@@ -38,3 +39,14 @@ def copies_kept(
         return 0.0
     states = ask_optimizer(outer.factory, outer.params, trained).state_bytes
     return _ANCHOR + states + _FEEDBACK * is_compressed
+
+
+def keeps_what_is_sent(averaging_overlap: int) -> bool:
+    """Whether nodes keep a copy of what they sent; ConfigError for an impossible overlap."""
+    is_count = isinstance(averaging_overlap, int) and not isinstance(averaging_overlap, bool)
+    if not is_count or averaging_overlap < 0:
+        raise ConfigError(
+            f"averaging_overlap={averaging_overlap!r} is not possible; expected a whole number "
+            "of optimizer steps from 0 on"
+        )
+    return averaging_overlap > 0

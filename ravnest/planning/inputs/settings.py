@@ -124,6 +124,7 @@ class PlanningSettings:
         compensation: what stages do about late gradients.
         kept_for_rounds: copies of what is trained, in the dtype of averaging, that nodes keep from
             one averaging round to the next beside the one that rounds work on.
+        rounds_overlap: training goes on beside rounds, so that they keep what was sent.
         assumed: in words, what nobody said.
         num_nodes: nodes there are, None where that is not known; no cluster has more stages.
     """
@@ -140,6 +141,7 @@ class PlanningSettings:
     runtime_bytes: int = RUNTIME_FOOTPRINT_BYTES
     compensation: DelayCompensation = DelayCompensation.OFF
     kept_for_rounds: float = 0.0
+    rounds_overlap: bool = False
     assumed: tuple[str, ...] = ()
     num_nodes: int | None = None
 
