@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ravnest.averaging.allreduce import RingSettings
+from ravnest.averaging.deadlines import Deadlines
 from ravnest.averaging.feedback import Feedback
 from ravnest.averaging.flight import Flight
 from ravnest.averaging.fragments import Part
@@ -85,6 +86,8 @@ class Averager:
         outer: rounds exchange how far its parameters are from its anchors, and it makes a step
             along the mean. None: rounds average the parameters themselves. Whatever it does not
             know (buffers, frozen parameters, companions) is averaged as it is.
+        timeout_s: of the transport; with it, members that are in a round are waited for by how long
+            they took in earlier ones, see `Deadlines`. None: for as long as the transport waits.
         num_fragments: each round averages one of so many parts of the tensors, in turn.
 
     Raises:
@@ -102,6 +105,7 @@ class Averager:
         window: int = WINDOW,
         outer: OuterOptimizer | None = None,
         num_fragments: int = 1,
+        timeout_s: float | None = None,
     ) -> None:
         if min(chunk_bytes, window, num_fragments) < 1:
             raise AveragingError(
@@ -117,6 +121,7 @@ class Averager:
         self._shadows: dict[int, Shadow] = {}
         self._feedbacks: dict[tuple[int, int], Feedback] = {}
         self._flight: Flight | None = None
+        self._deadlines = None if timeout_s is None else Deadlines(timeout_s)
 
     def average(
         self,
@@ -236,7 +241,7 @@ class Averager:
         feedback = None
         if self._outer is not None and self._settings.codec is not Codec.RAW:
             feedback = self.feedback_of(ring.ring_id, share.round_id % self._num_fragments)
-        memory = RoundMemory(shadow, self._outer, feedback)
+        memory = RoundMemory(shadow, self._outer, feedback, self._deadlines)
         return RingRound(ring, self._transport, self._settings, share, memory)
 
     def _apply(self, rounds: Sequence[RingRound]) -> None:

@@ -15,6 +15,7 @@ from ravnest.averaging.agreement import (
     find_problem,
 )
 from ravnest.averaging.allreduce import RingAllReduce, RingSettings
+from ravnest.averaging.deadlines import Deadlines
 from ravnest.averaging.feedback import Feedback
 from ravnest.averaging.fragments import Part
 from ravnest.averaging.lane import RingLane
@@ -61,11 +62,13 @@ class RoundMemory:
         shadow: the buffers that rounds work on.
         outer: None: rounds average the tensors themselves.
         feedback: what compression drops, None when it is lost, or nothing is.
+        deadlines: within a round, None for the transport's own.
     """
 
     shadow: Shadow
     outer: OuterOptimizer | None = None
     feedback: Feedback | None = None
+    deadlines: Deadlines | None = None
 
 
 class RingRound:
@@ -86,7 +89,8 @@ class RingRound:
     ) -> None:
         self.share = share
         self.moves = False
-        self._lane = RingLane(ring, transport)
+        self._lane = RingLane(ring, transport, memory.deadlines)
+        self._deadlines = memory.deadlines
         self._settings = settings
         self._shadow = memory.shadow
         self._outer = memory.outer
@@ -222,6 +226,8 @@ class RingRound:
 
     def apply(self) -> None:
         """Copies the mean, or what the outer optimizer made of it, into the live tensors."""
+        if self._deadlines is not None:
+            self._deadlines.note(self._lane.longest_waits)
         if self.moves:
             self._shadow.apply(self._segments, self._sent)
             if self._feedback is not None:

@@ -23,12 +23,14 @@ class AveragingSettings:
             its correction is applied. 0: training waits for the round.
         num_fragments: parts of the model that are averaged in turn, each as often as all of it
             would be.
+        timeout_s: longest wait for a member within a round; None: the transport's.
     """
 
     outer: OuterSettings | None = None
     codec: Codec = Codec.RAW
     overlap_steps: int = 0
     num_fragments: int = 1
+    timeout_s: float | None = None
 
     @property
     def text(self) -> str:
@@ -49,6 +51,7 @@ def parse_averaging(
     overlap: Any = 0,
     fragments: Any = 1,
     reduce_factor: int | None = None,
+    timeout_s: float | None = None,
 ) -> AveragingSettings:
     """The options of `Node` about averaging.
 
@@ -75,7 +78,7 @@ def parse_averaging(
             if reduce_factor >= fragments
             else f"set averaging_fragments to {reduce_factor} or less",
         )
-    return AveragingSettings(outer, codec, overlap, fragments)
+    return AveragingSettings(outer, codec, overlap, fragments, timeout_s)
 
 
 def _check(name: str, value: Any, least: int) -> None:

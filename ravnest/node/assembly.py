@@ -127,6 +127,7 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         codec=inputs.averaging.codec,
         outer=_outer_of(plan, inputs.averaging, engine),
         num_fragments=inputs.averaging.num_fragments,
+        timeout_s=inputs.averaging.timeout_s,
     )
     # Batches this cluster gets, over those that each would get if all got as many.
     turns = (plan.dealing.count(plan.cluster_id) * plan.num_clusters, len(plan.dealing))

@@ -107,6 +107,7 @@ class NodeOptions:
             overlap=self.averaging_overlap,
             fragments=self.averaging_fragments,
             reduce_factor=reduce_factor,
+            timeout_s=self.timeout_s,
         )
 
     @classmethod
