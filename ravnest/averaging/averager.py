@@ -154,8 +154,8 @@ class Averager:
             TransportError: a member has failed, gone or fallen silent.
         """
         share = Share(round_id, num_samples, finished)
-        rounds = self._prepared(share, tensors, companions)
         started_s = time.perf_counter()
+        rounds = self._prepared(share, tensors, companions)
         with self._dropping_shadows():
             _exchange(rounds)
             self._apply(rounds)

@@ -35,7 +35,8 @@ from ravnest.transport.interface import Transport
 from ravnest.wire.frame import Frame, FrameKind
 
 OUTER, ANCHOR = "(outer optimizer)", "(weights of the last round)"
-"""What members of rounds with an outer optimizer have to agree on as well."""
+FRAGMENT = "(fragment)"
+"""What members have to agree on as well where rounds have these."""
 _MAX_REASON_LENGTH = 2000
 
 
@@ -96,6 +97,7 @@ class RingRound:
         self._outer = memory.outer
         self._feedback = memory.feedback
         self._segments: Sequence[Segment] = ()
+        self._part = Part()
         self._sent: Sequence[torch.Tensor] | None = None
         self._problem: str | None = None
         self._headers: Sequence[MemberHeader] = ()
@@ -129,8 +131,9 @@ class RingRound:
             part: of the ring's tensors, what this round is about.
             keeps: copies the tensors as well, because they change before they are applied to.
         """
+        self._part = part
         try:
-            self._segments = self._lay_out(tensors, companions, part)
+            self._segments = self._lay_out(tensors, companions)
             self._shadow.load(self._segments)
             if keeps:
                 self._sent = copies_of(self._segments)
@@ -151,9 +154,8 @@ class RingRound:
         self,
         tensors: Mapping[str, torch.Tensor],
         companions: Mapping[str, Mapping[str, torch.Tensor]],
-        part: Part,
     ) -> Sequence[Segment]:
-        ring = self._lane.ring
+        ring, part = self._lane.ring, self._part
         sizes = {name: tensor.numel() for name, tensor in tensors.items()}
         names = (*part.of(ring.parameters, sizes), *part.of(ring.buffers, sizes))
         anchors = {} if self._outer is None else self._outer.anchors
@@ -165,6 +167,7 @@ class RingRound:
             "(chunk_bytes)": str(self._settings.chunk_bytes),
             "(codec)": self._settings.codec.name,
             **self._about_outer(),
+            **self._about_part(),
         } | {segment.name: describe(segment.live) for segment in self._segments}
         share = self.share
         own = MemberHeader(
@@ -232,6 +235,10 @@ class RingRound:
             self._shadow.apply(self._segments, self._sent)
             if self._feedback is not None:
                 self._feedback.commit()
+
+    def _about_part(self) -> dict[str, str]:
+        part = self._part
+        return {} if part.count == 1 else {FRAGMENT: f"{part.index + 1} of {part.count}"}
 
     def _about_outer(self) -> dict[str, str]:
         if self._outer is None:

@@ -71,7 +71,8 @@ class RoundKeeper:
         self._num_samples = 0
         self._taken = [0] * times.num_fragments  # samples that a fragment has been averaged with
         self._lands_at: int | None = None  # steps, of the round that is under way
-        self._num_sent = 0  # samples that it was begun with
+        self._sent = 0  # samples that the round was begun with
+        self._taken_then = 0  # of all samples, those trained on until then
 
     def count_samples(self, num_samples: int) -> None:
         """Samples trained since the last round are this cluster's weight in the next."""
@@ -107,7 +108,7 @@ class RoundKeeper:
         result = self._averager.average(
             self._tensors(),
             round_id=self._num_rounds,
-            num_samples=self._take_samples(),
+            num_samples=self._count_new(),
             finished=finished,
             companions=self._companions(),
         )
@@ -118,7 +119,7 @@ class RoundKeeper:
         self._averager.begin(
             self._tensors(),
             round_id=self._num_rounds,
-            num_samples=self._take_samples(),
+            num_samples=self._count_new(),
             companions=self._companions(),
         )
         self._lands_at = self._num_steps + self._times.overlap_steps
@@ -136,18 +137,22 @@ class RoundKeeper:
     def _companions(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
         return self._engine.optimizer_tensors() if self._settings.average_optim else {}
 
-    def _take_samples(self) -> int:
+    def _count_new(self) -> int:
         """Samples since the last round about the same fragment."""
-        fragment = self._num_rounds % self._times.num_fragments
-        self._num_sent = self._num_samples - self._taken[fragment]
-        self._taken[fragment] = self._num_samples
-        return self._num_sent
+        self._taken_then = self._num_samples
+        self._sent = self._num_samples - self._taken[self._fragment]
+        return self._sent
+
+    @property
+    def _fragment(self) -> int:
+        return self._num_rounds % self._times.num_fragments
 
     def _complete(self, result: RoundResult) -> None:
+        self._taken[self._fragment] = self._taken_then
         self._events.emit(
             EventName.AVERAGING_ROUND,
             round=self._num_rounds,
-            num_samples=self._num_sent,
+            num_samples=self._sent,
             total_samples=result.num_samples,
             applied=result.applied,
             duration_s=result.duration_s,

@@ -141,6 +141,17 @@ def test_a_tensor_that_is_gone_when_the_round_lands_is_named() -> None:
     play([0, 1], work)
 
 
+def test_members_with_other_fragments_are_refused_with_both() -> None:
+    def work(node: int, transport: Transport) -> None:
+        ring = membership(node, [0, 1], ["a", "w"])
+        averager = Averager(node, [ring], transport, num_fragments=2 + node)
+        live = {"a": torch.zeros(3), "w": torch.zeros(3)}
+        with pytest.raises(AveragingError, match=r"'\(fragment\)': .* 1 of 2, .* 1 of 3"):
+            averager.average(live, round_id=0, num_samples=1, finished=False)
+
+    play([0, 1], work)
+
+
 @pytest.mark.parametrize("num_fragments", [1, 2, 5])
 def test_rounds_walk_the_fragments_in_turn(num_fragments: int) -> None:
     names = [f"w{i}" for i in range(5)]
