@@ -121,7 +121,9 @@ class Averager:
         self._shadows: dict[int, Shadow] = {}
         self._feedbacks: dict[tuple[int, int], Feedback] = {}
         self._flight: Flight | None = None
-        self._deadlines = None if timeout_s is None else Deadlines(timeout_s)
+        self._deadlines = [
+            None if timeout_s is None else Deadlines(timeout_s) for _ in range(num_fragments)
+        ]
 
     def average(
         self,
@@ -238,10 +240,10 @@ class Averager:
 
     def _round(self, ring: RingMembership, share: Share) -> RingRound:
         shadow = self._shadows.setdefault(ring.ring_id, Shadow())
-        feedback = None
+        fragment, feedback = share.round_id % self._num_fragments, None
         if self._outer is not None and self._settings.codec is not Codec.RAW:
-            feedback = self.feedback_of(ring.ring_id, share.round_id % self._num_fragments)
-        memory = RoundMemory(shadow, self._outer, feedback, self._deadlines)
+            feedback = self.feedback_of(ring.ring_id, fragment)
+        memory = RoundMemory(shadow, self._outer, feedback, self._deadlines[fragment])
         return RingRound(ring, self._transport, self._settings, share, memory)
 
     def _apply(self, rounds: Sequence[RingRound]) -> None:
