@@ -24,7 +24,7 @@ MODEL = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Lin
         ({"update_frequency": True}, "update_frequency=True is not possible"),
         ({"reduce_factor": 1.5}, "reduce_factor=1.5 is not possible"),
         ({"schedule": "gpipe"}, "schedule='gpipe' is unknown; expected one of '1f1b', 'async'"),
-        ({"compression": "int4"}, "compression='int4' is unknown; expected one of False, True"),
+        ({"compression": "int3"}, "compression='int3' is unknown; expected one of False, True"),
         ({"compression": 1}, "compression=1 is unknown"),
         ({"labels": 5}, "labels is a int, expected a DataLoader"),
         ({"timeout_s": -1}, "timeout_s=-1 is not possible"),
