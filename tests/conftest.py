@@ -19,7 +19,7 @@ import hypothesis
 import psutil
 import pytest
 
-# Examples are not timed, tests are: the first example may pay for an import, any for a busy machine.
+# Tests are timed, not examples: the first may pay for an import, any for a busy machine.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.register_profile("endurance", max_examples=1000, deadline=None)
 hypothesis.settings.load_profile("untimed")

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ravnest.averaging.feedback import Feedback
 from ravnest.averaging.lane import RingLane, message_of
 from ravnest.averaging.schedule import Arrival, Chunk, Phase, arrivals, cut_into_shards
+from ravnest.averaging.shadow import CHANGE
 from ravnest.averaging.weighting import Weighting
 from ravnest.transport.interface import Message
 from ravnest.wire.codec import decode
@@ -22,7 +24,8 @@ class RingSettings:
 
     Attributes:
         chunk_bytes: largest chunk, in bytes of the accumulator dtype.
-        codec: how float32 chunks are laid out on the wire; float64 and int64 travel as they are.
+        codec: how float32 chunks are laid out on the wire, with error feedback those of changes
+            alone; float64 and int64 travel as they are.
         window: messages that may be sent ahead of those received, at most the transport's window.
     """
 
@@ -63,12 +66,16 @@ class RingAllReduce:
         weighting: Weighting,
         round_id: int,
         settings: RingSettings,
+        feedback: Feedback | None = None,
     ) -> None:
         self._lane = lane
         self._buffers = buffers
         self._weighting = weighting
         self._round_id = round_id
         self._settings = settings
+        self._feedback = feedback
+        if feedback is not None:
+            feedback.begin(buffers[CHANGE].numel())
         most = [max(1, settings.chunk_bytes // buffer.element_size()) for buffer in buffers]
         self._shards = cut_into_shards([b.numel() for b in buffers], most, lane.ring.size)
         self._num_chunks = sum(map(len, self._shards))
@@ -99,6 +106,7 @@ class RingAllReduce:
         if self._unsent:
             chunk = self._unsent.popleft()
             self._weigh(self._values(chunk))
+            self._add_kept(chunk)
             self._send(chunk, Phase.PARTIAL, None)
         elif self._outgoing:
             self._send(*self._outgoing.popleft())
@@ -118,17 +126,12 @@ class RingAllReduce:
             # Passed on as it came: encoding it again would take time, and might round it again.
             return message if arrival.forward else None
         self._add(values, got)
+        self._add_kept(chunk)
         if not arrival.completes:
             return None
         if values.is_floating_point() and self._weighting.total != 1.0:
             values.div_(self._weighting.total)
-        if not self._is_lossy(chunk):
-            return None
-        # The owner, too, keeps what the others will decode.
-        message = self._message(chunk, Phase.MEAN)
-        payload = bytearray().join(message.payload)
-        values.copy_(decode(message.header, memoryview(payload)).tensors["chunk"])
-        return message
+        return self._message(chunk, Phase.MEAN) if self._is_lossy(chunk) else None
 
     def _send(self, chunk: Chunk, phase: Phase, message: Message | None) -> None:
         purpose = self._purpose(chunk, phase)
@@ -137,8 +140,30 @@ class RingAllReduce:
     def _message(self, chunk: Chunk, phase: Phase) -> Message:
         scalars = self._lane.scalars(round=self._round_id, phase=int(phase), chunk=chunk.number)
         del scalars["rank"]  # a mean is passed on as it came
-        frame = Frame(FrameKind.RING_CHUNK, tensors={"chunk": self._values(chunk)}, scalars=scalars)
-        return message_of(frame, self._settings.codec if self._is_lossy(chunk) else Codec.RAW)
+        values, is_lossy = self._values(chunk), self._is_lossy(chunk)
+        frame = Frame(FrameKind.RING_CHUNK, tensors={"chunk": values}, scalars=scalars)
+        message = message_of(frame, self._settings.codec if is_lossy else Codec.RAW)
+        if is_lossy:
+            self._read_back(chunk, phase, values, message)
+        return message
+
+    def _read_back(
+        self, chunk: Chunk, phase: Phase, values: torch.Tensor, message: Message
+    ) -> None:
+        """What the others will decode: an owner, too, stores that, and its error is kept."""
+        if phase is Phase.PARTIAL and self._feedback is None:
+            return
+        payload = bytearray().join(message.payload)
+        decoded = decode(message.header, memoryview(payload)).tensors["chunk"]
+        if self._feedback is not None:
+            total = self._weighting.total if phase is Phase.PARTIAL else 1.0
+            self._feedback.keep(chunk.start, values, decoded, total)
+        if phase is Phase.MEAN:
+            values.copy_(decoded)
+
+    def _add_kept(self, chunk: Chunk) -> None:
+        if self._feedback is not None and self._is_lossy(chunk):
+            self._feedback.add(chunk.start, self._values(chunk), self._weighting.total)
 
     def _checked(self, frame: Frame, arrival: Arrival, values: torch.Tensor) -> torch.Tensor:
         purpose = self._purpose(arrival.chunk, arrival.phase)
@@ -171,6 +196,8 @@ class RingAllReduce:
         return self._buffers[chunk.buffer][chunk.start : chunk.stop]
 
     def _is_lossy(self, chunk: Chunk) -> bool:
+        if self._feedback is not None:
+            return chunk.buffer == CHANGE
         float32 = self._buffers[chunk.buffer].dtype is torch.float32
         return float32 and self._settings.codec is not Codec.RAW
 

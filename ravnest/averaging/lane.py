@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Hashable
+
+from ravnest.averaging.deadlines import Deadlines
 from ravnest.errors import ProtocolError
 from ravnest.plan.model import RingMembership
 from ravnest.transport.interface import Message, Transport
@@ -15,14 +19,25 @@ class RingLane:
     In a ring of few members small frames go straight to everybody: one link's delay instead of one
     per member.
 
+    Others may come to a round late for good reasons, a longer validation say, so their headers have
+    the transport's own deadline. What follows comes from members that are in the round.
+
+    Args:
+        deadlines: of what follows the headers, by kind and sender; None: the transport's own.
+
     Attributes:
         ring: the membership it serves.
         num_sent_bytes: headers and payloads handed to the transport so far.
+        longest_waits: for what has deadlines, in seconds by key.
     """
 
-    def __init__(self, ring: RingMembership, transport: Transport) -> None:
+    def __init__(
+        self, ring: RingMembership, transport: Transport, deadlines: Deadlines | None = None
+    ) -> None:
         self.ring = ring
         self.num_sent_bytes = 0
+        self.longest_waits: dict[Hashable, float] = {}
+        self._deadlines = deadlines
         self._transport = transport
         self._name = f"ring-{ring.ring_id}"
         self._next = ring.members[(ring.rank + 1) % ring.size]
@@ -104,8 +119,20 @@ class RingLane:
         self._transport.send(node, self._name, message, purpose=purpose)
         self.num_sent_bytes += len(message.header) + message.num_bytes
 
+    def _await(self, node: int, kind: FrameKind, purpose: str) -> Message:
+        if self._deadlines is None or kind is FrameKind.RING_HEADER:
+            return self._transport.receive(node, self._name, purpose=purpose)
+        key = (self.ring.ring_id, kind, node)
+        began_s = time.monotonic()
+        message = self._transport.receive(
+            node, self._name, purpose=purpose, within_s=self._deadlines.of(key)
+        )
+        waited_s = time.monotonic() - began_s
+        self.longest_waits[key] = max(waited_s, self.longest_waits.get(key, 0.0))
+        return message
+
     def _receive_from(self, node: int, kind: FrameKind, purpose: str) -> tuple[Message, Frame]:
-        message = self._transport.receive(node, self._name, purpose=purpose)
+        message = self._await(node, kind, purpose)
         frame = decode(message.header, memoryview(message.payload[0]))
         if frame.kind is not kind:
             raise ProtocolError(

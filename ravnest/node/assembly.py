@@ -10,6 +10,8 @@ from typing import Any, TextIO
 import torch
 
 from ravnest.averaging.averager import Averager
+from ravnest.averaging.outer import OuterOptimizer
+from ravnest.averaging.settings import AveragingSettings
 from ravnest.capture.stage_file import LoadedStage
 from ravnest.metrics.events import EventLog
 from ravnest.node.clipping import clipping_of
@@ -22,7 +24,7 @@ from ravnest.node.links import ClusterLinks
 from ravnest.node.memory import MemoryWatch
 from ravnest.node.microbatches import Rows
 from ravnest.node.pipeline import LossOfMicrobatch, StageParts, StagePipeline
-from ravnest.node.rounds import RoundKeeper
+from ravnest.node.rounds import RoundKeeper, RoundTimes
 from ravnest.node.saving import SubmodelSaver
 from ravnest.node.service import StageService
 from ravnest.node.settings import RunSettings
@@ -65,6 +67,7 @@ class NodeInputs:
     state: StageState
     settings: RunSettings
     update: UpdateSettings
+    averaging: AveragingSettings
     codecs: LinkCodecs
     seed: int
     device: torch.device
@@ -120,10 +123,24 @@ def assemble(
         autocast=inputs.autocast,
     )
     links = ClusterLinks(plan, transport, courier, inputs.codecs)
-    averager = Averager(plan.node_id, plan.rings, transport)
+    averager = Averager(
+        plan.node_id,
+        plan.rings,
+        transport,
+        codec=inputs.averaging.codec,
+        outer=_outer_of(plan, inputs.averaging, engine),
+        num_fragments=inputs.averaging.num_fragments,
+        timeout_s=inputs.averaging.timeout_s,
+    )
     # Batches this cluster gets, over those that each would get if all got as many.
     turns = (plan.dealing.count(plan.cluster_id) * plan.num_clusters, len(plan.dealing))
-    rounds = RoundKeeper(averager, engine, inputs.settings, events, turns)
+    times = RoundTimes(
+        inputs.settings.reduce_factor,
+        inputs.averaging.overlap_steps,
+        inputs.averaging.num_fragments,
+        turns,
+    )
+    rounds = RoundKeeper(averager, engine, inputs.settings, events, times)
     tied = TiedParameters(plan, engine, links)
     journal = RunJournal(
         events,
@@ -167,6 +184,21 @@ def assemble(
     return NodeParts(
         engine, links, pipeline, evaluator, rounds, tied, saver, service, journal, randomness
     )
+
+
+def _outer_of(
+    plan: NodePlan, settings: AveragingSettings, engine: StageEngine
+) -> OuterOptimizer | None:
+    """Over what this stage trains and shares with other clusters."""
+    averaged = {name for ring in plan.rings if ring.size > 1 for name in ring.parameters}
+    if settings.outer is None or not averaged:
+        return None
+    trained = {
+        name: parameter
+        for name, parameter in engine.parameters.items()
+        if parameter.requires_grad and name in averaged
+    }
+    return OuterOptimizer(settings.outer, trained)
 
 
 def _loss_of(inputs: NodeInputs, links: ClusterLinks) -> LossOfMicrobatch | None:

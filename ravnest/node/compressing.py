@@ -39,8 +39,12 @@ class LinkCodecs:
             if peer is not None:
                 yield {"peer": peer, "sends": what, "codec": codec.name, "reason": reason}
 
-    def formats(self, plan: NodePlan) -> Formats:
-        """What this node can decode, and what it will send to whom, for the handshake."""
+    def formats(self, plan: NodePlan, averaging: Codec = Codec.RAW) -> Formats:
+        """What this node can decode, and what it will send to whom, for the handshake.
+
+        Args:
+            averaging: of what members of a ring send each other.
+        """
         used = {peer.node_id: {Codec.RAW.name} for peer in plan.peers}
         for peer, codec in (
             (plan.forward_target, self.forward),
@@ -48,6 +52,9 @@ class LinkCodecs:
         ):
             if peer is not None:
                 used[peer].add(codec.name)
+        for ring in plan.rings:
+            for peer in ring.partners:
+                used[peer].add(averaging.name)
         return Formats(
             frozenset(codec.name for codec in Codec),
             {peer: frozenset(names) for peer, names in used.items()},

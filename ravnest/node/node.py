@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +18,7 @@ from ravnest.errors import RavnestError, TrainingError
 from ravnest.metrics.events import EventLog, EventName
 from ravnest.node.allocator import is_tight, keep_freed_memory, return_freed_memory
 from ravnest.node.assembly import NodeInputs, NodeParts, assemble
-from ravnest.node.compressing import LinkCodecs, link_codecs
+from ravnest.node.compressing import link_codecs
 from ravnest.node.couriers import Courier, courier_for
 from ravnest.node.devices import usable_device, warn_unplanned
 from ravnest.node.loading import initial_state, load_node, parse_node_name
@@ -31,7 +32,7 @@ from ravnest.stage.delays import DelayCompensation
 from ravnest.stage.schedule import Schedule
 from ravnest.stage.updating import OptimizerFactory, SchedulerFactory, UpdateSettings
 from ravnest.transport.grpc_transport import GrpcTransport
-from ravnest.transport.interface import PeerAddress, TransportSettings
+from ravnest.transport.interface import Formats, PeerAddress, TransportSettings
 from ravnest.wire.compression import parse_compression
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,8 @@ class Node:
             repr({pattern: dict(options) for pattern, options in chosen.param_groups.items()}),
             chosen.loss_scale,
         )
+        averaging = chosen.averaging(reduce_factor)
+        settings = replace(settings, averaging=averaging.text)
         update = UpdateSettings(
             optimizer,
             dict(optimizer_params or {}),
@@ -135,7 +138,9 @@ class Node:
             keep_freed_memory()
         show_logs(f"[c{self._plan.cluster_id}/s{self._plan.stage} {name}]")
         warn_unplanned(device, self._plan.device)
-        self._transport = chosen.transport or _grpc_transport(self._plan, chosen, codecs)
+        self._transport = chosen.transport or _grpc_transport(
+            self._plan, chosen, codecs.formats(self._plan, averaging.codec)
+        )
         self._transport.start()
         self._courier = courier_for(device, self._transport)
         self._events = EventLog(
@@ -152,6 +157,7 @@ class Node:
                 state=initial_state(stage, model),
                 settings=settings,
                 update=update,
+                averaging=averaging,
                 codecs=codecs,
                 seed=torch.initial_seed() if chosen.seed is None else chosen.seed,
                 device=device,
@@ -347,14 +353,14 @@ class Node:
             raise
 
 
-def _grpc_transport(plan: NodePlan, options: NodeOptions, codecs: LinkCodecs) -> GrpcTransport:
+def _grpc_transport(plan: NodePlan, options: NodeOptions, formats: Formats) -> GrpcTransport:
     return GrpcTransport(
         plan.node_id,
         plan.bind,
         [PeerAddress(peer.node_id, peer.address) for peer in plan.peers],
         plan.plan_sha256,
         TransportSettings(timeout_s=options.timeout_s, window=_window(plan)),
-        formats=codecs.formats(plan),
+        formats=formats,
         insecure=options.insecure,
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ravnest.averaging.settings import AveragingSettings, parse_averaging
 from ravnest.errors import ConfigError
 from ravnest.stage.groups import Groups, check_groups
 from ravnest.stage.precision import parse_autocast
@@ -50,6 +52,17 @@ class NodeOptions:
         return_memory: on the CPU, have the C library of this process give freed tensors back to the
             system at once, which takes less memory and more time; see `ravnest.node.allocator`.
             None: where the plan leaves the node little to spare.
+        outer_optimizer: what averaging rounds do with how far the clusters have trained since the
+            last one: None takes the mean of their weights, "nesterov" (DiLoCo), "sgd", a
+            torch.optim class or `f(params, **outer_optimizer_params)` makes a step along the mean
+            change; see docs/averaging.md.
+        outer_optimizer_params: keyword arguments for it.
+        averaging_compression: of the changes that rounds exchange: False, True (half precision,
+            scaled), "bf16" or "int8". What a round drops goes into the next one.
+        averaging_overlap: optimizer steps that go on while a round is under way; its correction is
+            applied after just as many. 0: training waits for rounds.
+        averaging_fragments: parts of the model that rounds average in turn, each every
+            `reduce_factor` steps.
         seed: of the run's randomness; the root's counts. Default: torch's own initial seed.
         timeout_s: how long any wait for a peer may last before it is an error.
         trusted_modules: factories `package.module:function` of submodules that stayed code
@@ -74,11 +87,28 @@ class NodeOptions:
     param_groups: Groups = field(default_factory=dict)
     recompute: bool = False
     return_memory: bool | None = None
+    outer_optimizer: Any = None
+    outer_optimizer_params: Mapping[str, Any] | None = None
+    averaging_compression: bool | str = False
+    averaging_overlap: int = 0
+    averaging_fragments: int = 1
     seed: int | None = None
     timeout_s: float = 600.0
     trusted_modules: tuple[str, ...] = ()
     insecure: bool = False
     transport: Transport | None = None
+
+    def averaging(self, reduce_factor: int | None) -> AveragingSettings:
+        """How rounds average that come every so many steps; ConfigError where it cannot be."""
+        return parse_averaging(
+            outer_optimizer=self.outer_optimizer,
+            outer_optimizer_params=self.outer_optimizer_params,
+            compression=self.averaging_compression,
+            overlap=self.averaging_overlap,
+            fragments=self.averaging_fragments,
+            reduce_factor=reduce_factor,
+            timeout_s=self.timeout_s,
+        )
 
     @classmethod
     def parse(cls, options: dict[str, Any]) -> NodeOptions:

@@ -25,6 +25,7 @@ class RunSettings:
         clip_norm_type: of that norm; 2 or inf, or anything else above 0.
         loss_scale: "dynamic", a constant, or None for none.
         param_groups: the groups of the optimizer, written out.
+        averaging: what averaging rounds exchange and do, in words.
     """
 
     schedule: Schedule
@@ -36,6 +37,7 @@ class RunSettings:
     clip_norm_type: float = 2.0
     param_groups: str = "{}"
     loss_scale: str | float | None = None
+    averaging: str = "plain"
 
     @property
     def microbatches_per_batch(self) -> int:

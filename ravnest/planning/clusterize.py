@@ -19,6 +19,7 @@ from ravnest.plan.files import write_plan
 from ravnest.plan.model import NodeSpec, Plan, Replica, StagePlan
 from ravnest.plan.prediction import Prediction
 from ravnest.planning.budget.optimizer_states import OptimizerFactory, ask_optimizer
+from ravnest.planning.budget.rounds import copies_kept, keeps_what_is_sent
 from ravnest.planning.checking.self_test import prepare_test
 from ravnest.planning.clustering.clusters import Formation, form_clusters
 from ravnest.planning.inputs.settings import (
@@ -63,6 +64,10 @@ def clusterize(
     update_frequency: int | None = None,
     reduce_factor: int | None = None,
     compression: bool | str = False,
+    outer_optimizer: str | OptimizerFactory | None = None,
+    outer_optimizer_params: Mapping[str, Any] | None = None,
+    averaging_compression: bool | str = False,
+    averaging_overlap: int = 0,
     leaves: Mapping[str, str] | None = None,
     weights: Weights | None = None,
     self_test: bool = True,
@@ -98,6 +103,10 @@ def clusterize(
         reduce_factor: optimizer steps between averagings, as `Node(reduce_factor=...)`; 100 are
             assumed when it is not said.
         compression: of activations and gradients on the wire, as `Node(compression=...)`.
+        outer_optimizer, outer_optimizer_params: of averaging rounds, as for `Node`; nodes of
+            several clusters keep its anchors and states.
+        averaging_compression: as for `Node`; nodes keep what it drops.
+        averaging_overlap: as for `Node`; above 0 nodes keep what they sent.
         leaves: submodules that cannot be captured and stay code: by path, the factory
             `package.module:function` that builds each. Providers must have the package, and name
             the factory in `Node(trusted_modules=...)`.
@@ -146,10 +155,14 @@ def clusterize(
     with wholly_on_meta(model):
         captured = capture_model(model, args, kwargs, run_forward=pass_data, leaves=leaves)
     streamed = None if source is None else StreamedWeights(captured, model, source)
+    trained = [each.tensor for each in captured.state.stored.values() if each.trainable]
     if optimizer is not None:
-        trained = [each.tensor for each in captured.state.stored.values() if each.trainable]
         cost = ask_optimizer(optimizer, optimizer_params, trained)
         settings = replace(settings, optimizer=cost)
+    kept = copies_kept(outer_optimizer, outer_optimizer_params, averaging_compression, trained)
+    settings = replace(
+        settings, kept_for_rounds=kept, rounds_overlap=keeps_what_is_sent(averaging_overlap)
+    )
     table = cost_table(captured.costs)
     formation = form_clusters(table, nodes, settings)
     model_costs = PlannedModel(table, captured.costs.stored, num_samples((args, kwargs)))

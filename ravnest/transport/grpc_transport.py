@@ -132,9 +132,11 @@ class GrpcTransport(Transport):
         check_header(message)
         self._lane(peer, lane, purpose).send(message, purpose)
 
-    def receive(self, peer: int, lane: str, *, purpose: str) -> Message:
+    def receive(
+        self, peer: int, lane: str, *, purpose: str, within_s: float | None = None
+    ) -> Message:
         self._check_peer(peer, lane)
-        return self._inbox.receive(peer, lane, purpose)
+        return self._inbox.receive(peer, lane, purpose, within_s)
 
     def abort(self, reason: str) -> None:
         with self._closing_lock:

@@ -75,7 +75,7 @@ class Inbox:
             queue.messages.append(message)
             self._peers.condition.notify_all()
 
-    def receive(self, peer: int, lane: str, purpose: str) -> Message:
+    def receive(self, peer: int, lane: str, purpose: str, within_s: float | None = None) -> Message:
         """Takes the next message of a lane and credits its sender; see `Transport.receive`."""
 
         def take() -> tuple[Message, Callable[[], None]] | None:
@@ -84,6 +84,8 @@ class Inbox:
                 return None
             return queue.messages.popleft(), queue.give_credit
 
-        message, give_credit = self._peers.wait(Waiting(peer, "send", lane, purpose), take)
+        message, give_credit = self._peers.wait(
+            Waiting(peer, "send", lane, purpose, within_s), take
+        )
         give_credit()
         return message

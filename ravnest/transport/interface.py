@@ -116,8 +116,14 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
-    def receive(self, peer: int, lane: str, *, purpose: str) -> Message:
+    def receive(
+        self, peer: int, lane: str, *, purpose: str, within_s: float | None = None
+    ) -> Message:
         """Takes the next message of a lane, waiting for it, and gives its sender one credit.
+
+        Args:
+            purpose: what is awaited, in words, for the log and for errors.
+            within_s: an earlier deadline than `timeout_s`, for this message alone.
 
         Raises:
             PeerUnreachableError: the peer did not come within `timeout_s`.

@@ -120,9 +120,11 @@ class MemoryTransport(Transport):
         item = _Early(self.node_id, lane, copy, give_credit, self._settings.window)
         self._network.carry(peer, item)
 
-    def receive(self, peer: int, lane: str, *, purpose: str) -> Message:
+    def receive(
+        self, peer: int, lane: str, *, purpose: str, within_s: float | None = None
+    ) -> Message:
         self._check_peer(peer, lane)
-        return self._inbox.receive(peer, lane, purpose)
+        return self._inbox.receive(peer, lane, purpose, within_s)
 
     def abort(self, reason: str) -> None:
         if self.peers.close() is Lifecycle.OPEN:

@@ -68,12 +68,14 @@ class Waiting:
         action: what it has to do: "send", or "take in" when a window is exhausted.
         lane: the lane it concerns.
         purpose: the caller's words, such as "gradient of microbatch 0.17".
+        within_s: an earlier deadline than that of the transport.
     """
 
     peer: int
     action: str
     lane: str
     purpose: str
+    within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ class PeerTable:
             TransportError: this transport was closed meanwhile.
         """
         started = time.monotonic()
-        deadline = started + self._settings.timeout_s
+        deadline = started + self._deadline_s(waiting)
         report_at = started + self._settings.report_every_s
         while True:
             with self.condition:
@@ -216,6 +218,10 @@ class PeerTable:
                 raise self._too_late(waiting)
             self._report(waiting, now - started)
             report_at = now + self._settings.report_every_s
+
+    def _deadline_s(self, waiting: Waiting) -> float:
+        longest = self._settings.timeout_s
+        return longest if waiting.within_s is None else min(waiting.within_s, longest)
 
     def _raise_if_hopeless(self, waiting: Waiting) -> None:
         self.check(waiting.peer, waiting.purpose)
@@ -237,12 +243,12 @@ class PeerTable:
             waiting.action,
             waiting.purpose,
             waited_s,
-            self._settings.timeout_s,
+            self._deadline_s(waiting),
             standing,
         )
 
     def _too_late(self, waiting: Waiting) -> TransportError:
-        peer, place, timeout_s = waiting.peer, self._locate(waiting.peer), self._settings.timeout_s
+        peer, place, timeout_s = waiting.peer, self._locate(waiting.peer), self._deadline_s(waiting)
         if self.state(peer) is PeerState.ABSENT:
             return PeerUnreachableError(
                 f"node {peer} at {place} did not come within {timeout_s:g} s; "

@@ -131,8 +131,10 @@ class Tapped(Transport):
         self.kinds.append(kind_of(message))
         self._inner.send(peer, lane, message, purpose=purpose)
 
-    def receive(self, peer: int, lane: str, *, purpose: str) -> Message:
-        return self._inner.receive(peer, lane, purpose=purpose)
+    def receive(
+        self, peer: int, lane: str, *, purpose: str, within_s: float | None = None
+    ) -> Message:
+        return self._inner.receive(peer, lane, purpose=purpose, within_s=within_s)
 
     def abort(self, reason: str) -> None:
         self._inner.abort(reason)

@@ -99,9 +99,11 @@ class _Transport(MemoryTransport):
         super().__init__(network, node_id, settings)
         self._delaying = network
 
-    def receive(self, peer: int, lane: str, *, purpose: str) -> Message:
+    def receive(
+        self, peer: int, lane: str, *, purpose: str, within_s: float | None = None
+    ) -> Message:
         self._delaying.waits(self.node_id, peer, lane)
         try:
-            return super().receive(peer, lane, purpose=purpose)
+            return super().receive(peer, lane, purpose=purpose, within_s=within_s)
         finally:
             self._delaying.goes_on(self.node_id)

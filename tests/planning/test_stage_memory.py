@@ -123,6 +123,16 @@ def test_averaging_works_on_a_copy_of_everything_stored_in_its_own_dtype() -> No
     assert averaged.budget(1, 2, 1, 3).averaging == 2000 + 530 + 120
 
 
+def test_rounds_keep_anchors_of_what_is_trained_and_copies_of_what_was_sent() -> None:
+    plain = model_of(is_averaged=True).budget(1, 2, 1, 3).averaging
+    trained = sum(each.num_bytes for each in COSTS.stored[1:2] if each.trainable)
+    kept = replace(SETTINGS, kept_for_rounds=2.5)
+    assert model_of(kept, is_averaged=True).budget(1, 2, 1, 3).averaging == plain + 2.5 * trained
+    sent = replace(SETTINGS, rounds_overlap=True)
+    assert model_of(sent, is_averaged=True).budget(1, 2, 1, 3).averaging == 2 * plain
+    assert model_of(replace(kept, rounds_overlap=True)).budget(1, 2, 1, 3).averaging == 0
+
+
 def test_the_most_demanding_operator_of_the_stage_adds_its_temporaries() -> None:
     # Before the last operator of a stage less is saved, so its temporaries count for less.
     costs = replace(COSTS, peak_bytes=(190, 900, 750, 1507))
@@ -253,6 +263,8 @@ def models(draw: st.DrawFn) -> MemoryModel:
         update_frequency=draw(st.none() | st.integers(1, 5)),
         activation_ratio=draw(st.sampled_from((1.0, 0.5, 0.25))),
         gradient_ratio=draw(st.sampled_from((1.0, 0.5))),
+        kept_for_rounds=draw(ratio),
+        rounds_overlap=draw(st.booleans()),
     )
     return MemoryModel(cost_table(costs), settings, draw(st.booleans()), draw(st.booleans()))
 

@@ -76,9 +76,17 @@ class Holdings:
             + self.settings.averages(self.index, self.num_stages) * table.trained_bytes
             + optimizer.tensor_bytes * table.num_trained,
             "stashed": self.stashed * table.trained_bytes,
-            "averaging": int(is_shadowed) * table.averaged_bytes,
+            "averaging": int(is_shadowed) * self._round_bytes(),
             "activations": (self.kept + self.behind) * table.saved_bytes,
         }
+
+    def _round_bytes(self) -> Ints:
+        """What rounds work on and keep, of everything before a boundary."""
+        table, settings = self.table, self.settings
+        num_copies = 2 if settings.rounds_overlap else 1
+        return num_copies * table.averaged_bytes + _scaled(
+            table.anchor_bytes, settings.kept_for_rounds
+        )
 
     def at_end(self) -> Purposes:
         """What the end of a stage adds.

@@ -20,7 +20,9 @@ class MemoryModel:
 
     The tensors it stores: each trainable parameter with its gradient, optimizer states and
     stashed versions; frozen parameters and buffers once; with several clusters a copy of all of it
-    in the dtype of averaging, which rounds work on and which stays. Of every microbatch in flight
+    in the dtype of averaging, which rounds work on and which stays; with an outer optimizer the
+    anchors, its states, and what compression dropped; with
+    an overlap what was sent. Of every microbatch in flight
     at its position the activations: its input, what autograd saved, and outputs that nothing saved;
     with recomputation the input of all and the rest of one. The temporaries of the most demanding
     moment, be it an operator of either pass or the optimizer's step. Messages: one input more than

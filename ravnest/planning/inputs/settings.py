@@ -123,6 +123,9 @@ class PlanningSettings:
         gradient_ratio: the same of a gradient.
         runtime_bytes: what a process on a CPU holds beside its stage.
         compensation: what stages do about late gradients.
+        kept_for_rounds: copies of what is trained, in the dtype of averaging, that nodes keep from
+            one averaging round to the next beside the one that rounds work on.
+        rounds_overlap: training goes on beside rounds, so that they keep what was sent.
         assumed: in words, what nobody said.
         num_nodes: nodes there are, None where that is not known; no cluster has more stages.
     """
@@ -138,6 +141,8 @@ class PlanningSettings:
     gradient_ratio: float = 1.0
     runtime_bytes: int = RUNTIME_FOOTPRINT_BYTES
     compensation: DelayCompensation = DelayCompensation.OFF
+    kept_for_rounds: float = 0.0
+    rounds_overlap: bool = False
     assumed: tuple[str, ...] = ()
     num_nodes: int | None = None
 

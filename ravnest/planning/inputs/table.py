@@ -59,6 +59,7 @@ class CostTable:
             that nothing saved, at the end of the graph what the criterion saves.
         received_bytes: what is saved behind it, but is an input of a stage that starts there.
         averaged_bytes: bytes of everything stored before it, in the dtypes of averaging.
+        anchor_bytes: those of them that are trainable.
         peaks: activation bytes that live at most, either pass, between a boundary and the next, as
             if the graph were one stage: what is saved before included.
         filling: the same peaks less the trainable bytes up to the position they are at: what a
@@ -79,6 +80,7 @@ class CostTable:
     unsaved_bytes: Ints
     received_bytes: Ints
     averaged_bytes: Ints
+    anchor_bytes: Ints
     peaks: RangeMax
     filling: RangeMax
     largest: RangeMax
@@ -149,12 +151,15 @@ def cost_table(costs: GraphCosts) -> CostTable:
     positions = np.array([0, *(cut.position for cut in costs.cuts), num], dtype=np.int64)
     operations = BACKWARD_AND_FORWARD * np.array(costs.forward_flops, dtype=np.float64)
     traffic = FLOPS_PER_BYTE_WRITTEN * np.array(costs.output_bytes, dtype=np.float64)
-    trained, fixed, count, averaged, largest = (np.zeros(num, dtype=np.int64) for _ in range(5))
+    trained, fixed, count, averaged, anchor, largest = (
+        np.zeros(num, dtype=np.int64) for _ in range(6)
+    )
     for tensor in costs.stored:
         (trained if tensor.trainable else fixed)[tensor.position] += tensor.num_bytes
         count[tensor.position] += tensor.trainable
         averaged[tensor.position] += tensor.shadow_bytes
         if tensor.trainable:
+            anchor[tensor.position] += tensor.shadow_bytes
             largest[tensor.position] = max(largest[tensor.position], tensor.num_bytes)
     saved = np.array(costs.saved_bytes, dtype=np.int64)
     peaks = np.array(costs.peak_bytes or np.cumsum(saved), dtype=np.int64)
@@ -180,6 +185,7 @@ def cost_table(costs: GraphCosts) -> CostTable:
         unsaved_bytes=np.array(unsaved, dtype=np.int64),
         received_bytes=np.array(received, dtype=np.int64),
         averaged_bytes=before(averaged),
+        anchor_bytes=before(anchor),
         peaks=RangeMax(peaks).joined(positions[:-1]),
         filling=RangeMax(peaks - np.cumsum(trained)).joined(positions[:-1]),
         largest=RangeMax(largest).joined(positions[:-1]),
