@@ -16,10 +16,12 @@ from ravnest.node.clipping import clipping_of
 from ravnest.node.evaluating import LeafEvaluation, StageEvaluator
 from ravnest.node.journal import NumberFile, RunJournal
 from ravnest.node.labels import label_source
+from ravnest.node.ledger import Ledger
 from ravnest.node.links import ClusterLinks
 from ravnest.node.memory import MemoryWatch
 from ravnest.node.microbatches import Rows
 from ravnest.node.pipeline import LossOfMicrobatch, StageParts, StagePipeline
+from ravnest.node.reconciling import Reconciliation
 from ravnest.node.rounds import RoundKeeper
 from ravnest.node.saving import SubmodelSaver
 from ravnest.node.service import StageService
@@ -93,6 +95,7 @@ class NodeParts:
     service: StageService
     journal: RunJournal
     randomness: KeyedRandomness
+    reconciliation: Reconciliation
 
 
 def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> NodeParts:
@@ -128,6 +131,8 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         NumberFile(inputs.validations_path) if plan.is_root else None,
         inputs.progress if plan.is_root else None,
     )
+    ledger = Ledger(period=len(plan.dealing))
+    reconciliation = Reconciliation(plan, ledger, links, events)
     pipeline = StagePipeline(
         StageParts(
             engine,
@@ -138,6 +143,8 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
             tied,
             clipping_of(plan, inputs.settings, engine, links),
             MemoryWatch(plan, inputs.device),
+            ledger,
+            reconciliation,
         ),
         _loss_of(inputs, links),
     )
@@ -162,7 +169,17 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
         randomness=randomness,
     )
     return NodeParts(
-        engine, links, pipeline, evaluator, rounds, tied, saver, service, journal, randomness
+        engine=engine,
+        links=links,
+        pipeline=pipeline,
+        evaluator=evaluator,
+        rounds=rounds,
+        tied=tied,
+        saver=saver,
+        service=service,
+        journal=journal,
+        randomness=randomness,
+        reconciliation=reconciliation,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from ravnest.node.fingerprint import fingerprint
+from ravnest.node.ledger import Run
 from ravnest.node.microbatches import Rows
 from ravnest.plan.identity import MicrobatchId
 from ravnest.plan.structure import flatten, unflatten
@@ -33,11 +34,29 @@ class CurrentBatch:
     after_whole_pass: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class UntrainedBatches:
+    """What a loader had in an epoch and the script did not train on.
+
+    Attributes:
+        skipped: batches that were yielded and not taken.
+        unread: batches after the last one yielded.
+        cut_off: samples, by their position in the sampler's order, that make no full batch.
+    """
+
+    skipped: tuple[Run, ...] = ()
+    unread: tuple[Run, ...] = ()
+    cut_off: tuple[Run, ...] = ()
+
+
 class BatchCursor(Protocol):
     """Where a loader stands; the trainer's loaders are such cursors."""
 
     def take(self) -> CurrentBatch | None:
         """The batch yielded last, None when nothing was yielded; TrainingError when taken twice."""
+
+    def end_epoch(self) -> UntrainedBatches:
+        """What was not trained since it was last asked."""
 
 
 def shipped_targets(batch: Any, inputs: Sequence[Any]) -> Any:
@@ -86,9 +105,15 @@ def batch_frame(
     inputs: Mapping[str, Value],
     current: CurrentBatch | None,
     rows: Rows,
+    *,
+    batch: int,
     **details: Any,
 ) -> Frame:
-    """The frame a microbatch starts with on the root; only a batch's first has its fingerprint."""
+    """The frame a microbatch starts with on the root; only a batch's first has its fingerprint.
+
+    Args:
+        batch: its batch's number in the epoch, for a batch that comes from no known loader.
+    """
     tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     fingerprinted = current.batch if current is not None else list(tensors.values())
     is_first = rows.start == 0
@@ -98,7 +123,7 @@ def batch_frame(
         tensors=tensors,
         scalars={name: value for name, value in inputs.items() if name not in tensors},
         details={
-            "batch": microbatch.index if current is None else current.index,
+            "batch": batch if current is None else current.index,
             "batch_size": None if current is None else current.batch_size,
             "after_whole_pass": current is None or current.after_whole_pass,
             "num_samples": rows.num_samples,

@@ -16,10 +16,12 @@ import torch
 
 from ravnest.errors import TrainingError
 from ravnest.node.clipping import GradientClipping
+from ravnest.node.batches import UntrainedBatches
 from ravnest.node.journal import RunJournal
+from ravnest.node.ledger import Entry, Ledger
 from ravnest.node.links import ClusterLinks
 from ravnest.node.memory import MemoryWatch
-from ravnest.node.microbatches import Rows
+from ravnest.node.reconciling import Reconciliation
 from ravnest.node.rounds import RoundKeeper
 from ravnest.node.targets import check_loss
 from ravnest.node.tying import TiedParameters
@@ -44,6 +46,8 @@ class StageParts:
     tied: TiedParameters
     clipping: GradientClipping | None
     memory: MemoryWatch
+    ledger: Ledger
+    reconciliation: Reconciliation
 
 
 class StagePipeline:
@@ -63,10 +67,12 @@ class StagePipeline:
         self._tied = parts.tied
         self._clipping = parts.clipping
         self._memory = parts.memory
+        self._ledger = parts.ledger
+        self._reconciliation = parts.reconciliation
         self._loss_of = loss_of
         self._progress = Progress()
         self._losses: dict[MicrobatchId, float] = {}
-        self._rows: dict[MicrobatchId, Rows] = {}
+        self._entries: dict[MicrobatchId, Entry] = {}
         self._versions: dict[MicrobatchId, int] = {}
         self._first_version = 0  # that the epoch began with
         self._batch_loss = 0.0
@@ -122,7 +128,8 @@ class StagePipeline:
         frame = self._tied.before_pass(frame, version)
         if self._clipping is not None:
             frame = self._clipping.before_pass(frame)
-        self._rows[microbatch] = Rows.of(frame)
+        self._entries[microbatch] = entry = Entry.of(frame)
+        self._ledger.take(entry)
         results = self._compute(microbatch, frame, targets)
         if self._loss_of is None:
             self._links.send_forward(stage_frame(frame, self._own_copies(frame, results)))
@@ -134,10 +141,16 @@ class StagePipeline:
         self.num_forwards += 1
         self._progress = replace(self._progress, forwards=self._progress.forwards + 1)
 
-    def finish_epoch(self) -> None:
-        """Completes the epoch: all backward passes, the last step, averaging."""
+    def finish_epoch(self, end: Frame, untrained: UntrainedBatches | None = None) -> None:
+        """Completes the epoch: all backward passes, the last step, the ledger, averaging.
+
+        Args:
+            end: the root's EPOCH_END frame.
+            untrained: on the root, what its loader had and the script did not train on.
+        """
         self._progress = replace(self._progress, total=self._progress.forwards)
         self.advance()
+        self._reconciliation.end_epoch(self.epoch, end, untrained)
         if self._progress.forwards == 0:
             self._progress = Progress()
             return
@@ -150,7 +163,7 @@ class StagePipeline:
         self.epoch += 1
 
     def _compute(self, microbatch: MicrobatchId, frame: Frame, targets: Any) -> Mapping[str, Value]:
-        if not self._rows[microbatch].num_samples:
+        if not self._entries[microbatch].rows.num_samples:
             return {}
         loss_function = self._loss_of(frame, targets) if self._loss_of is not None else None
         inputs, version = {**frame.scalars, **frame.tensors}, self._versions[microbatch]
@@ -170,7 +183,8 @@ class StagePipeline:
         }
 
     def _backward(self, microbatch: MicrobatchId) -> None:
-        rows, version = self._rows.pop(microbatch), self._versions.pop(microbatch)
+        entry, version = self._entries.pop(microbatch), self._versions.pop(microbatch)
+        rows = entry.rows
         received = None if self._loss_of is not None else self._links.receive_gradient(microbatch)
         if received is None:
             loss = self._losses.pop(microbatch)
@@ -193,6 +207,7 @@ class StagePipeline:
                 scalars={"loss": loss},
             )
         )
+        self._ledger.complete(entry)
         self._rounds.count_samples(rows.num_samples)
         self._step_loss = loss if self._step_loss is None else self._step_loss + loss
         self._batch_loss += loss
@@ -207,6 +222,7 @@ class StagePipeline:
         is_left_out = norm is not None and not math.isfinite(norm)
         with self._memory.during(f"optimizer step {self._engine.weights.number}"):
             self._engine.step(is_left_out=is_left_out)
+        self._ledger.step(self._engine.weights.number, is_left_out=is_left_out)
         self._journal.step_made(self._engine.weights.number, self._step_loss or 0.0, norm)
         self._step_loss = None
         self._rounds.after_step()

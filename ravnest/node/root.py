@@ -104,6 +104,7 @@ class RootDriver:
             inputs if rows.num_samples else {},
             current,
             rows,
+            batch=pipeline.next_microbatch.index // self._settings.microbatches_per_batch,
             targets=targets is not None and not self._plan.is_leaf,
         )
         if targets is not None and not self._plan.is_leaf:
@@ -138,8 +139,10 @@ class RootDriver:
         """Completes the epoch on every stage."""
         self._require_root("wait_for_backwards")
         self._begin()
-        self._parts.links.send_forward(Frame(FrameKind.EPOCH_END))
-        self._parts.pipeline.finish_epoch()
+        end = self._parts.reconciliation.announcement()
+        self._parts.links.send_forward(end)
+        untrained = None if self.train_cursor is None else self.train_cursor.end_epoch()
+        self._parts.pipeline.finish_epoch(end, untrained)
 
     def complete(self) -> None:
         """Does everything the schedule allows before another batch comes."""

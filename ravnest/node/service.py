@@ -90,7 +90,7 @@ class StageService:
                     refuse_unmatched(frame.details["unmatched"])
                 self._randomness.run_seed = int(frame.details["seed"])
             case FrameKind.EPOCH_END:
-                self._pipeline.finish_epoch()
+                self._pipeline.finish_epoch(frame)
             case _:
                 self._saver.save()
 

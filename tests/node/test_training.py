@@ -319,3 +319,8 @@ class _Batch:
         from ravnest.node.batches import CurrentBatch
 
         return CurrentBatch(next(self.numbers), self._batch, 4)
+
+    def end_epoch(self) -> Any:
+        from ravnest.node.batches import UntrainedBatches
+
+        return UntrainedBatches()
