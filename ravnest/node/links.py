@@ -21,8 +21,9 @@ class ClusterLinks:
     """Sends and receives frames between the stages of one cluster.
 
     Activations and control frames run down the chain ("forward"), gradients up ("backward").
-    Targets go straight from root to leaf, results of evaluation and ledgers straight back. Gradients of a
-    parameter that several stages use go straight to its owner, its values straight back ("tied").
+    Targets go straight from root to leaf, results of evaluation and ledgers straight back.
+    Gradients of a parameter that several stages use go straight to its owner, its values straight
+    back ("tied").
     Norms of gradients run up and down the chain beside everything else ("norm").
 
     Args:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ravnest.errors import TrainingError
-from ravnest.node.clipping import GradientClipping
 from ravnest.node.batches import UntrainedBatches
+from ravnest.node.clipping import GradientClipping
 from ravnest.node.journal import RunJournal
 from ravnest.node.ledger import Entry, Ledger
 from ravnest.node.links import ClusterLinks
