@@ -15,7 +15,7 @@ from ravnest.metrics.events import EventLog
 from ravnest.node.clipping import clipping_of
 from ravnest.node.evaluating import LeafEvaluation, StageEvaluator
 from ravnest.node.journal import NumberFile, RunJournal
-from ravnest.node.labels import label_source
+from ravnest.node.labels import LabelSource, label_source
 from ravnest.node.ledger import Ledger
 from ravnest.node.links import ClusterLinks
 from ravnest.node.memory import MemoryWatch
@@ -186,7 +186,7 @@ def assemble(inputs: NodeInputs, transport: Transport, events: EventLog) -> Node
 def _loss_of(inputs: NodeInputs, links: ClusterLinks) -> LossOfMicrobatch | None:
     if not inputs.plan.is_leaf:
         return None
-    finder = TargetFinder(label_source(inputs.labels, "labels"), links, inputs.device)
+    finder = TargetFinder(_labels_of(inputs, inputs.labels, "labels"), links, inputs.device)
     structure = inputs.stage.train.output_structure
 
     def loss_of(frame: Frame, local: Any) -> LossFunction:
@@ -204,10 +204,14 @@ def _loss_of(inputs: NodeInputs, links: ClusterLinks) -> LossOfMicrobatch | None
     return loss_of
 
 
+def _labels_of(inputs: NodeInputs, labels: Any, name: str) -> LabelSource | None:
+    return label_source(labels, name, f"node {inputs.plan.node_id}, the leaf,")
+
+
 def _leaf_evaluation(inputs: NodeInputs, links: ClusterLinks) -> LeafEvaluation | None:
     if not inputs.plan.is_leaf:
         return None
-    source = label_source(inputs.test_labels, "test_labels")
+    source = _labels_of(inputs, inputs.test_labels, "test_labels")
     return LeafEvaluation(
         metric=accuracy,
         finder=TargetFinder(source, links, inputs.device),

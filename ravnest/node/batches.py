@@ -26,12 +26,14 @@ class CurrentBatch:
         batch: the whole batch, in the loader's own type.
         batch_size: samples of a full batch, None when unknown.
         after_whole_pass: whether the pass over the loader before this one was read to its end.
+        num_batches: of the whole loader, None when unknown.
     """
 
     index: int
     batch: Any
     batch_size: int | None
     after_whole_pass: bool = True
+    num_batches: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ def batch_frame(
             "batch": batch if current is None else current.index,
             "batch_size": None if current is None else current.batch_size,
             "after_whole_pass": current is None or current.after_whole_pass,
+            "num_batches": None if current is None else current.num_batches,
             "num_samples": rows.num_samples,
             "fingerprint": fingerprint(fingerprinted) if is_first else [],
             **rows.details(),

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ravnest.errors import TrainingError
 from ravnest.node.batches import UntrainedBatches
 from ravnest.node.clipping import GradientClipping
 from ravnest.node.journal import RunJournal
@@ -23,12 +22,13 @@ from ravnest.node.links import ClusterLinks
 from ravnest.node.memory import MemoryWatch
 from ravnest.node.reconciling import Reconciliation
 from ravnest.node.rounds import RoundKeeper
+from ravnest.node.staleness import StalenessContract
 from ravnest.node.targets import check_loss
 from ravnest.node.tying import TiedParameters
 from ravnest.plan.identity import MicrobatchId
 from ravnest.stage.engine import LossFunction, StageEngine
 from ravnest.stage.program import Value
-from ravnest.stage.schedule import ActionKind, Progress, StagePosition, next_action
+from ravnest.stage.schedule import Action, ActionKind, Progress, StagePosition, next_action
 from ravnest.wire.frame import Frame, FrameKind
 
 LossOfMicrobatch = Callable[[Frame, Any], LossFunction]
@@ -73,8 +73,7 @@ class StagePipeline:
         self._progress = Progress()
         self._losses: dict[MicrobatchId, float] = {}
         self._entries: dict[MicrobatchId, Entry] = {}
-        self._versions: dict[MicrobatchId, int] = {}
-        self._first_version = 0  # that the epoch began with
+        self._staleness = StalenessContract(parts.position)
         self._batch_loss = 0.0
         self._step_loss: float | None = None
         self.epoch = 0
@@ -91,6 +90,11 @@ class StagePipeline:
         """Whether the epoch has had no microbatch yet."""
         return self._progress.forwards == 0
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is in flight."""
+        return self._progress.forwards == self._progress.completed
+
     def unmatched_groups(self, patterns: Iterable[str]) -> list[str]:
         """Patterns of parameter groups that match no name of this stage."""
         return self._engine.updater.unmatched(patterns)
@@ -98,18 +102,25 @@ class StagePipeline:
     def advance(self) -> None:
         """Does every action that comes before the next forward pass."""
         while (action := next_action(self._position, self._progress)) is not None:
-            match action.kind:
-                case ActionKind.FORWARD:
-                    return
-                case ActionKind.BACKWARD | ActionKind.BACKWARD_INPUT:
-                    self._backward(MicrobatchId(self.epoch, action.number))
-                case ActionKind.BACKWARD_WEIGHT:
-                    microbatch = MicrobatchId(self.epoch, action.number)
-                    with self._memory.during(f"the backward pass of microbatch {microbatch}"):
-                        self._engine.backward_weight(microbatch)
-                case ActionKind.STEP:
-                    self._step()
-            self._progress = self._progress.after(action)
+            if action.kind is ActionKind.FORWARD:
+                return
+            self._perform(action)
+
+    def settle(self) -> None:
+        """Completes all that is in flight, in the middle of an epoch.
+
+        The stages then have the weights of one step. An incomplete group of microbatches waits for
+        its others: there is no step that would not have been without it.
+        """
+        frequency = self._position.update_frequency
+        self._progress = replace(self._progress, total=self._progress.forwards)
+        while (action := next_action(self._position, self._progress)) is not None:
+            is_step = action.kind is ActionKind.STEP
+            if is_step and self._progress.completed < (action.number + 1) * frequency:
+                break
+            self._perform(action)
+        self._progress = replace(self._progress, total=None)
+        self._staleness.settle(self._progress.steps)
 
     def forward(self, frame: Frame, targets: Any = None) -> None:
         """Forward pass of the next microbatch; its outputs go to the next stage.
@@ -122,15 +133,14 @@ class StagePipeline:
         assert microbatch == self.next_microbatch
         if self.is_idle:
             self._journal.epoch_began(self.epoch)
-            self._first_version = self._engine.weights.number
-        version = self._first_version + self._position.version_of(microbatch.index)
-        self._versions[microbatch] = version
+            self._staleness.begin_epoch(self._engine.weights.number)
+        version = self._staleness.choose(microbatch)
         frame = self._tied.before_pass(frame, version)
         if self._clipping is not None:
             frame = self._clipping.before_pass(frame)
         self._entries[microbatch] = entry = Entry.of(frame)
         self._ledger.take(entry)
-        results = self._compute(microbatch, frame, targets)
+        results = self._compute(microbatch, frame, targets, version)
         if self._loss_of is None:
             self._links.send_forward(stage_frame(frame, self._own_copies(frame, results)))
         else:
@@ -162,11 +172,25 @@ class StagePipeline:
         self._progress = Progress()
         self.epoch += 1
 
-    def _compute(self, microbatch: MicrobatchId, frame: Frame, targets: Any) -> Mapping[str, Value]:
+    def _perform(self, action: Action) -> None:
+        microbatch = MicrobatchId(self.epoch, action.number)
+        match action.kind:
+            case ActionKind.BACKWARD | ActionKind.BACKWARD_INPUT:
+                self._backward(microbatch)
+            case ActionKind.BACKWARD_WEIGHT:
+                with self._memory.during(f"the backward pass of microbatch {microbatch}"):
+                    self._engine.backward_weight(microbatch)
+            case ActionKind.STEP:
+                self._step()
+        self._progress = self._progress.after(action)
+
+    def _compute(
+        self, microbatch: MicrobatchId, frame: Frame, targets: Any, version: int
+    ) -> Mapping[str, Value]:
         if not self._entries[microbatch].rows.num_samples:
             return {}
         loss_function = self._loss_of(frame, targets) if self._loss_of is not None else None
-        inputs, version = {**frame.scalars, **frame.tensors}, self._versions[microbatch]
+        inputs = {**frame.scalars, **frame.tensors}
         with self._memory.during(f"the forward pass of microbatch {microbatch}"):
             return self._engine.forward(microbatch, inputs, loss_function, version)
 
@@ -183,14 +207,14 @@ class StagePipeline:
         }
 
     def _backward(self, microbatch: MicrobatchId) -> None:
-        entry, version = self._entries.pop(microbatch), self._versions.pop(microbatch)
+        entry = self._entries.pop(microbatch)
         rows = entry.rows
         received = None if self._loss_of is not None else self._links.receive_gradient(microbatch)
         if received is None:
             loss = self._losses.pop(microbatch)
         else:
             loss = float(received.scalars["loss"] or 0.0)
-        self._check_version(microbatch, version, received)
+        version = self._staleness.check(microbatch, self._engine.weights.number, received)
         gradients: Mapping[str, torch.Tensor] = {}
         if rows.num_samples:
             self._journal.gradient_made(self._engine.weights.number - version)
@@ -227,27 +251,6 @@ class StagePipeline:
         self._step_loss = None
         self._rounds.after_step()
         self._tied.mark_averaged()
-
-    def _check_version(
-        self, microbatch: MicrobatchId, version: int, received: Frame | None
-    ) -> None:
-        """The contract of staleness: within the bound, and between stages as the schedule says."""
-        schedule, bound = self._position.schedule, self._position.max_staleness
-        staleness = self._engine.weights.number - version
-        if not 0 <= staleness <= bound:
-            raise TrainingError(
-                f"the gradient of microbatch {microbatch} is {staleness} optimizer steps old, "
-                f"with schedule {str(schedule)!r} at most {bound}"
-            )
-        if received is None:
-            return
-        behind = received.weight_version
-        # Without a flush a later stage has less in flight, so its weights are never older.
-        if behind < version or (schedule.is_uniform and behind != version):
-            raise TrainingError(
-                f"the next stage computed microbatch {microbatch} with the weights of step "
-                f"{behind}, this one with those of step {version}"
-            )
 
 
 def stage_frame(received: Frame, results: Mapping[str, Value]) -> Frame:

@@ -121,6 +121,7 @@ class RootDriver:
             )
         signature = self._require_root("no_grad_forward_compute")
         self._begin(evaluating=True)
+        self._settle()
         args = _positional(tensors)
         wants_output = output_type in (None, "output")
         self._is_validation = output_type == "val_accuracy"
@@ -152,11 +153,11 @@ class RootDriver:
     def save(self) -> None:
         """Has every node of the cluster save its sub-model, without ending the epoch.
 
-        Under `1f1b` all nodes save the weights of the same step.
+        All nodes save the weights of the same step.
         """
         self._require_root("trigger_save_submodel")
         self._begin()
-        self._parts.pipeline.advance()
+        self._settle()
         self._parts.links.send_forward(Frame(FrameKind.SAVE))
         self._parts.saver.save()
 
@@ -210,6 +211,15 @@ class RootDriver:
             self._announced = True
         if not evaluating:
             self.close_evaluation()
+
+    def _settle(self) -> None:
+        """Brings all stages to the weights of one step: the schedule does, if it flushes."""
+        pipeline = self._parts.pipeline
+        pipeline.advance()
+        if self._settings.schedule.is_flushed or pipeline.is_settled:
+            return
+        self._parts.links.send_forward(Frame(FrameKind.SETTLE))
+        pipeline.settle()
 
     def _require_root(self, what: str) -> InputSignature:
         if self._signature is None:

@@ -57,7 +57,7 @@ class StageService:
                     self._evaluator.serve(frame)
                 case FrameKind.PHASE_END:
                     return self._end_phase(frame)
-                case FrameKind.RUN | FrameKind.EPOCH_END | FrameKind.SAVE:
+                case FrameKind.RUN | FrameKind.EPOCH_END | FrameKind.SETTLE | FrameKind.SAVE:
                     self._control(frame)
                 case _:
                     raise ProtocolError(
@@ -91,6 +91,8 @@ class StageService:
                 self._randomness.run_seed = int(frame.details["seed"])
             case FrameKind.EPOCH_END:
                 self._pipeline.finish_epoch(frame)
+            case FrameKind.SETTLE:
+                self._pipeline.settle()
             case _:
                 self._saver.save()
 

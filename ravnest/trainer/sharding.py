@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ravnest.errors import ConfigError, TrainingError
 from ravnest.node.batches import CurrentBatch, UntrainedBatches
+from ravnest.node.labels import length_of
 from ravnest.node.ledger import NumberRuns, Run
 
 
@@ -48,9 +49,10 @@ class ShardedLoader:
         self._current = None
         after_whole_pass, self._read_to_end = self._read_to_end, False
         batch_size = getattr(self._loader, "batch_size", None)
+        length = length_of(self._loader)
         for index, batch in self._numbered():
             self._note_untaken()
-            self._current = CurrentBatch(index, batch, batch_size, after_whole_pass)
+            self._current = CurrentBatch(index, batch, batch_size, after_whole_pass, length)
             self._taken = self._is_noted = False
             yield batch
         self._note_untaken()
@@ -99,7 +101,7 @@ class ShardedLoader:
         last = self._current
         self._note_untaken()
         if self._has_taken:
-            unread = () if last is None else range(last.index + 1, _batches_in(self._loader))
+            unread = () if last is None else range(last.index + 1, length_of(self._loader) or 0)
             self._past.append(
                 UntrainedBatches(self._runs(self._untaken), self._runs(unread), self._cut_off())
             )
@@ -186,14 +188,6 @@ class _BatchesOfCluster:
 
 def _is_own(index: int, cluster_id: int, dealing: Sequence[int]) -> bool:
     return dealing[index % len(dealing)] == cluster_id
-
-
-def _batches_in(loader: Any) -> int:
-    """Of all clusters; 0 when the loader does not know."""
-    try:
-        return len(loader)
-    except TypeError:
-        return 0
 
 
 def _can_skip_unloaded(loader: Any) -> bool:

@@ -33,6 +33,7 @@ class FrameKind(IntEnum):
     TIED_VALUES = 14
     GRADIENT_NORM = 15
     LEDGER = 16
+    SETTLE = 17
 
 
 class Codec(IntEnum):
