@@ -171,10 +171,10 @@ def steps_before(events: Iterator[str]) -> int:
 def test_without_a_flush_all_stages_are_at_one_step(
     schedule: str, max_norm: float | None, plan: Run
 ) -> None:
-    """7 batches, 2 per step: 3 steps on every stage, and the outputs are of what they save."""
+    """6 batches, 2 per step: 3 steps on every stage, and the outputs are of what they save."""
     run_cleanly(
         plan,
-        lambda node: probe(node, 7, saves=True),
+        lambda node: probe(node, 6, saves=True),
         schedule=schedule,
         update_frequency=2,
         num_microbatches=2,
