@@ -27,6 +27,7 @@ class CurrentBatch:
         batch_size: samples of a full batch, None when unknown.
         after_whole_pass: whether the pass over the loader before this one was read to its end.
         num_batches: of the whole loader, None when unknown.
+        loader_epoch: what the loader's order depends on, None when it is not told; see `set_epoch`.
     """
 
     index: int
@@ -34,6 +35,7 @@ class CurrentBatch:
     batch_size: int | None
     after_whole_pass: bool = True
     num_batches: int | None = None
+    loader_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,11 @@ class BatchCursor(Protocol):
     def take(self) -> CurrentBatch | None:
         """The batch yielded last, None when nothing was yielded; TrainingError when taken twice."""
 
-    def end_epoch(self) -> UntrainedBatches:
+    def take_untrained(self) -> UntrainedBatches:
         """What was not trained since it was last asked."""
+
+    def loader_state(self) -> Any:
+        """Where the loader stands, for its `load_state_dict`; None when it has none."""
 
 
 def shipped_targets(batch: Any, inputs: Sequence[Any]) -> Any:
@@ -129,6 +134,7 @@ def batch_frame(
             "batch_size": None if current is None else current.batch_size,
             "after_whole_pass": current is None or current.after_whole_pass,
             "num_batches": None if current is None else current.num_batches,
+            "loader_epoch": None if current is None else current.loader_epoch,
             "num_samples": rows.num_samples,
             "fingerprint": fingerprint(fingerprinted) if is_first else [],
             **rows.details(),

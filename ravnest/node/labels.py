@@ -29,6 +29,7 @@ class BatchAddress:
         batch_size: samples of a full batch, None when the root does not know.
         after_whole_pass: whether the root read its loader to the end in the epoch before.
         num_batches: of the root's whole loader, None when it does not say.
+        loader_epoch: which epoch the root's loader was told to be in, None when it was not.
     """
 
     epoch: int
@@ -37,6 +38,7 @@ class BatchAddress:
     batch_size: int | None
     after_whole_pass: bool = True
     num_batches: int | None = None
+    loader_epoch: int | None = None
 
 
 class LabelSource(abc.ABC):
@@ -118,6 +120,8 @@ class LoaderLabels(LabelSource):
             # root's has done so, and the next order depends on it.
             for _ in self._iterator:
                 pass
+        if address.loader_epoch is not None:
+            set_epoch(self._loader, address.loader_epoch)
         self._epoch, self._next_index, self._batch = address.epoch, 0, None
         self._iterator = iter(self._loader)
 
@@ -147,6 +151,23 @@ def length_of(loader: Any) -> int | None:
         return len(loader)
     except TypeError:
         return None
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tells a loader and its samplers which epoch begins, where they shuffle by its number."""
+    for owner in _epoch_keepers(loader):
+        owner.set_epoch(epoch)
+
+
+def epoch_of(loader: Any) -> int | None:
+    """What was told last to the first of them that says so; None when none does."""
+    found = (getattr(owner, "epoch", None) for owner in _epoch_keepers(loader))
+    return next((epoch for epoch in found if isinstance(epoch, int)), None)
+
+
+def _epoch_keepers(loader: Any) -> list[Any]:
+    parts = [getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset")]
+    return [each for each in (loader, *parts) if callable(getattr(each, "set_epoch", None))]
 
 
 def label_source(labels: Any, name: str, owner: str = "the leaf") -> LabelSource | None:

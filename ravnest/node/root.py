@@ -142,7 +142,7 @@ class RootDriver:
         self._begin()
         end = self._parts.reconciliation.announcement()
         self._parts.links.send_forward(end)
-        untrained = None if self.train_cursor is None else self.train_cursor.end_epoch()
+        untrained = None if self.train_cursor is None else self.train_cursor.take_untrained()
         self._parts.pipeline.finish_epoch(end, untrained)
 
     def complete(self) -> None:
@@ -159,7 +159,7 @@ class RootDriver:
         self._begin()
         self._settle()
         self._parts.links.send_forward(Frame(FrameKind.SAVE))
-        self._parts.saver.save()
+        self._save_own()
 
     def close_evaluation(self) -> dict[str, Any]:
         """Ends an evaluation pass; its metric and number of samples, empty without a pass."""
@@ -188,8 +188,14 @@ class RootDriver:
             self._parts.rounds.finish()
             self._parts.tied.finish()
         if save:
-            self._parts.saver.save()
+            self._save_own()
         return results
+
+    def _save_own(self) -> None:
+        self._parts.saver.save()
+        state = None if self.train_cursor is None else self.train_cursor.loader_state()
+        if state is not None:
+            self._parts.saver.save_loader(state, epoch=self._parts.pipeline.epoch)
 
     def set_metric(self, metric: Metric) -> None:
         """Sets the metric on the leaf, and its name in results on the root."""

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ravnest.errors import ConfigError, TrainingError
 from ravnest.node.batches import CurrentBatch, UntrainedBatches
-from ravnest.node.labels import length_of
+from ravnest.node.labels import epoch_of, length_of, set_epoch
 from ravnest.node.ledger import NumberRuns, Run
 
 
@@ -36,6 +36,7 @@ class ShardedLoader:
         self._loader = loader
         self._cluster_id = cluster_id
         self._dealing = tuple(dealing)
+        self._epoch: int | None = None
         self._current: CurrentBatch | None = None
         self._taken = False
         self._read_to_end = True
@@ -50,14 +51,28 @@ class ShardedLoader:
         after_whole_pass, self._read_to_end = self._read_to_end, False
         batch_size = getattr(self._loader, "batch_size", None)
         length = length_of(self._loader)
+        told = epoch_of(self._loader)  # the script may have told its sampler itself
+        told = self._epoch if told is None else told
         for index, batch in self._numbered():
             self._note_untaken()
-            self._current = CurrentBatch(index, batch, batch_size, after_whole_pass, length)
+            self._current = CurrentBatch(index, batch, batch_size, after_whole_pass, length, told)
             self._taken = self._is_noted = False
             yield batch
         self._note_untaken()
         self._current = None
         self._read_to_end = True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the loader, its sampler and its dataset which epoch begins; the leaf's follow."""
+        self._epoch = epoch
+        set_epoch(self._loader, epoch)
+
+    def loader_state(self) -> Any:
+        """The loader's `state_dict()`; None when it could not be resumed from one."""
+        makes, takes = (
+            getattr(self._loader, name, None) for name in ("state_dict", "load_state_dict")
+        )
+        return makes() if callable(makes) and callable(takes) else None
 
     def __len__(self) -> int:
         total = len(self._loader)  # type: ignore[arg-type]
@@ -84,7 +99,7 @@ class ShardedLoader:
         self._taken = self._has_taken = True
         return self._current
 
-    def end_epoch(self) -> UntrainedBatches:
+    def take_untrained(self) -> UntrainedBatches:
         """Which batches were not trained in the passes since it was last asked, and why.
 
         A pass of which no batch was taken was not for training, and counts for nothing.

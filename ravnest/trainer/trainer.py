@@ -108,7 +108,7 @@ class Trainer:
         self.prelim_checks()
         loader = self._require(self.train_loader, "train_loader")
         for epoch in range(self.epochs):
-            _set_epoch(loader, epoch)
+            loader.set_epoch(epoch)
             for batch in loader:
                 args, kwargs = self.inputs_of(batch)
                 self.node.forward_compute(args, **kwargs)
@@ -203,11 +203,3 @@ def _own_share(loader: Iterable[Any] | None, node: Node, *, shard: bool) -> Shar
     if shard or isinstance(loader, ShardedLoader):
         return shard_loader(loader, node)
     return ShardedLoader(loader)
-
-
-def _set_epoch(loader: ShardedLoader, epoch: int) -> None:
-    """Tells samplers that shuffle by epoch number which epoch begins."""
-    for owner in (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
-        set_epoch = getattr(owner, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)

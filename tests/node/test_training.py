@@ -320,7 +320,10 @@ class _Batch:
 
         return CurrentBatch(next(self.numbers), self._batch, 4)
 
-    def end_epoch(self) -> Any:
+    def take_untrained(self) -> Any:
         from ravnest.node.batches import UntrainedBatches
 
         return UntrainedBatches()
+
+    def loader_state(self) -> Any:
+        return None
