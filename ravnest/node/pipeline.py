@@ -110,7 +110,8 @@ class StagePipeline:
         """Completes all that is in flight, in the middle of an epoch.
 
         The stages then have the weights of one step. An incomplete group of microbatches waits for
-        its others: there is no step that would not have been without it.
+        its others, and the versions that microbatches to come would have met are held for them: to
+        training it is as if nothing had been.
         """
         frequency = self._position.update_frequency
         self._progress = replace(self._progress, total=self._progress.forwards)
@@ -118,9 +119,10 @@ class StagePipeline:
             is_step = action.kind is ActionKind.STEP
             if is_step and self._progress.completed < (action.number + 1) * frequency:
                 break
+            if is_step:
+                self._engine.weights.hold()
             self._perform(action)
         self._progress = replace(self._progress, total=None)
-        self._staleness.settle(self._progress.steps)
 
     def forward(self, frame: Frame, targets: Any = None) -> None:
         """Forward pass of the next microbatch; its outputs go to the next stage.
@@ -135,6 +137,7 @@ class StagePipeline:
             self._journal.epoch_began(self.epoch)
             self._staleness.begin_epoch(self._engine.weights.number)
         version = self._staleness.choose(microbatch)
+        self._engine.weights.drop_held(before=version)
         frame = self._tied.before_pass(frame, version)
         if self._clipping is not None:
             frame = self._clipping.before_pass(frame)
@@ -165,6 +168,7 @@ class StagePipeline:
             self._progress = Progress()
             return
         self._engine.weights.forget_previous()
+        self._engine.weights.drop_held()
         self._engine.updater.end_epoch()
         self._rounds.after_epoch()
         self._tied.mark_averaged()

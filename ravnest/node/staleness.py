@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ravnest.errors import TrainingError
 from ravnest.plan.identity import MicrobatchId
-from ravnest.stage.schedule import Schedule, StagePosition
+from ravnest.stage.schedule import StagePosition
 from ravnest.wire.frame import Frame
 
 
@@ -14,27 +14,17 @@ class StalenessContract:
     def __init__(self, position: StagePosition) -> None:
         self._position = position
         self._first = 0  # that the epoch began with
-        self._settled = 0  # steps of the epoch before the pipeline was emptied last
         self._chosen: dict[MicrobatchId, int] = {}
 
     def begin_epoch(self, version: int) -> None:
         """Before its first microbatch; `version` is what the weights then are."""
-        self._first, self._settled = version, 0
-
-    def settle(self, num_steps: int) -> None:
-        """After the pipeline was emptied within an epoch, that many steps into it.
-
-        Without a flush, microbatches after it find weights as new as those steps made them. `2bw`
-        computes with those of the step before in any case, and has them still.
-        """
-        if self._position.schedule is Schedule.ASYNC:
-            self._settled = num_steps
+        self._first = version
 
     def choose(self, microbatch: MicrobatchId) -> int:
         """The version for a forward pass, in optimizer steps of the run."""
-        version = max(self._position.version_of(microbatch.index), self._settled)
-        self._chosen[microbatch] = self._first + version
-        return self._first + version
+        version = self._first + self._position.version_of(microbatch.index)
+        self._chosen[microbatch] = version
+        return version
 
     def check(self, microbatch: MicrobatchId, current: int, received: Frame | None) -> int:
         """Ends a microbatch: within the bound, and between stages as the schedule says.
