@@ -87,7 +87,7 @@ class LoaderLabels(LabelSource):
     def _ended(self, address: BatchAddress) -> DataOrderError:
         announced = "" if self._num_batches is None else f" (its length says {self._num_batches})"
         roots = "" if address.num_batches is None else f", whose loader has {address.num_batches}"
-        once = self._next_index == 0 and iter(self._loader) is self._loader
+        once = self._next_index == 0 and isinstance(self._loader, Iterator)
         return DataOrderError(
             f"{self._name} ended after {self._next_index} batches{announced}, but batch "
             f"{address.index} of epoch {address.epoch} came from the root{roots}",
