@@ -15,6 +15,7 @@
         ProtocolError          bytes from a peer break the protocol
       TrainingError          a step cannot be computed (criterion, optimizer, batch)
         DataOrderError         the leaf's labels are not those of the root's batch
+        LedgerError            samples were sent and not trained, or the other way round
       AveragingError         the members of a ring disagree, or a round failed
 
 A message says what happened, with the value and what was expected; `hint` says how to fix it.
@@ -91,6 +92,10 @@ class TrainingError(RavnestError):
 
 class DataOrderError(TrainingError):
     """The batch the leaf has its labels from is not the batch the root trained on."""
+
+
+class LedgerError(TrainingError):
+    """What the leaf trained in an epoch is not what the root sent."""
 
 
 class AveragingError(RavnestError):

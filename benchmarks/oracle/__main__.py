@@ -8,7 +8,8 @@ plain PyTorch in one process on the same microbatches. What users switch on is s
 then together. For that, masks of dropout keep everything, since one process draws other ones; with
 dropout, any number of stages is compared with one. In bfloat16 differences are relative to each
 tensor's largest value, in float32 absolute (relative where the largest is above 1). Models whose
-library is not installed are named and left out.
+library is not installed are named and left out. Where stages share parameters in bfloat16, the one
+process sums gradients in their order (see `apart`).
 """
 
 from __future__ import annotations
@@ -114,7 +115,10 @@ def describe(name: str, row: dict[str, Any]) -> str:
                 for quantity in next(iter(worst.values()), {})
             }
             verdict = "ok" if max(each.values(), default=0) <= found["tolerance"] else "FAILS"
-            rounding = f"; one process in another order {found.get('rounding', 0):.2g}"
+            rounding = (
+                f"; summing as one process does: itself {found.get('rounding', 0):.2g} apart, "
+                f"stages {found.get('otherwise', 0):.2g}"
+            )
             values = ", ".join(f"{quantity} {value:.2g}" for quantity, value in each.items())
             lines.append(
                 f"  {case:32} {schedule:8} {'/'.join(worst)} stages {verdict:6} {values}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from benchmarks.oracle.apart import Uses, UsesApart
 from benchmarks.oracle.cases import (
     DECAY,
     LR,
@@ -23,38 +24,37 @@ from benchmarks.oracle.outcome import Outcome, WithoutDropout
 from benchmarks.zoo.entry import Call, Entry
 
 
-def train_plainly(
-    entry: Entry, case: Case, epochs: Epochs, *, is_reversed: bool = False
-) -> Outcome:
+def train_plainly(entry: Entry, case: Case, epochs: Epochs, uses: Uses | None = None) -> Outcome:
     """20 optimizer steps on the original model.
 
     Args:
-        is_reversed: take the microbatches of each step from the last to the first, which gives
-            the same gradients but for the rounding of their sum.
+        uses: of shared parameters, whose gradients are then summed apart and added before the
+            step; see `apart`.
     """
     model = model_of(entry, case)
-    trained = [each for each in model.parameters() if each.requires_grad]
+    named = dict(model.named_parameters())
+    trained = [each for each in named.values() if each.requires_grad]
+    summed_apart = UsesApart(model, uses or {})
     optimizer = torch.optim.SGD(trained, lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, DECAY if case.decays else 1.0)
     outcome = Outcome()
     for batches in epochs:
         for microbatches in steps_of(batches, case):
             with WithoutDropout():
-                losses = [
-                    _train_on(model, *call, share)
-                    for call, share in (microbatches[::-1] if is_reversed else microbatches)
-                ]
+                losses = [_train_on(model, *call, share) for call, share in microbatches]
+            summed_apart.gather()
             if case.clips:
                 _clip(trained, case, outcome)
             outcome.losses.append(sum(losses))
-            _note_gradients(model, outcome)
+            _note_gradients(named, outcome)
             optimizer.step()
+            summed_apart.spread()
             optimizer.zero_grad()
             if case.decays == "step":
                 scheduler.step()
         if case.decays == "epoch":
             scheduler.step()
-    outcome.weights = {n: each.detach().clone() for n, each in model.named_parameters()}
+    outcome.weights = {n: each.detach().clone() for n, each in named.items()}
     persistent = model.state_dict().keys()
     outcome.buffers = {n: b.clone() for n, b in model.named_buffers() if n in persistent}
     return outcome
@@ -81,7 +81,7 @@ def _clip(trained: list[torch.nn.Parameter], case: Case, outcome: Outcome) -> No
     outcome.num_clipped += bool(norm > outcome.max_norm)
 
 
-def _note_gradients(model: torch.nn.Module, outcome: Outcome) -> None:
+def _note_gradients(named: Mapping[str, torch.nn.Parameter], outcome: Outcome) -> None:
     outcome.gradients = {
-        name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None
+        name: each.grad.clone() for name, each in named.items() if each.grad is not None
     }

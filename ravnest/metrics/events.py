@@ -27,6 +27,14 @@ class EventName(StrEnum):
     STALENESS, once per epoch, is a histogram: `stale_<k>` microbatches had k optimizer steps
     between the weights of their forward pass and those that their gradient was for. COMPRESSION,
     once per neighbour in the cluster, says what it is sent in which codec, and why.
+
+    LEDGER, once per epoch on root and leaf, says what became of every sample, by the numbers of the
+    loader's batches, as ranges ("0-8, 12-20:2", every second of the latter; "" for none). `batches`
+    were trained, in the optimizer steps `steps`; of these `left_out` were in steps that a
+    float16 overflow cancelled, `repeated` were trained more than once, `empty` had no
+    samples. On the root also what its loader had and nobody trained: `skipped` batches, which the
+    script took and passed over, `unread` ones, before which it broke off, and `cut_off`: positions
+    in the sampler's order of the samples that drop_last leaves out.
     """
 
     RUN_STARTED = "run_started"
@@ -34,6 +42,7 @@ class EventName(StrEnum):
     STEP = "step"
     EPOCH_ENDED = "epoch_ended"
     STALENESS = "staleness"
+    LEDGER = "ledger"
     EVALUATION = "evaluation"
     AVERAGING_ROUND = "averaging_round"
     WAITED = "waited"

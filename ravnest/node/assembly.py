@@ -19,11 +19,13 @@ from ravnest.node.compressing import LinkCodecs
 from ravnest.node.couriers import Courier
 from ravnest.node.evaluating import LeafEvaluation, StageEvaluator
 from ravnest.node.journal import NumberFile, RunJournal
-from ravnest.node.labels import label_source
+from ravnest.node.labels import LabelSource, label_source
+from ravnest.node.ledger import Ledger
 from ravnest.node.links import ClusterLinks
 from ravnest.node.memory import MemoryWatch
 from ravnest.node.microbatches import Rows
 from ravnest.node.pipeline import LossOfMicrobatch, StageParts, StagePipeline
+from ravnest.node.reconciling import Reconciliation
 from ravnest.node.rounds import RoundKeeper, RoundTimes
 from ravnest.node.saving import SubmodelSaver
 from ravnest.node.service import StageService
@@ -97,6 +99,7 @@ class NodeParts:
     service: StageService
     journal: RunJournal
     randomness: KeyedRandomness
+    reconciliation: Reconciliation
 
 
 def assemble(
@@ -148,6 +151,8 @@ def assemble(
         NumberFile(inputs.validations_path) if plan.is_root else None,
         inputs.progress if plan.is_root else None,
     )
+    ledger = Ledger(period=len(plan.dealing))
+    reconciliation = Reconciliation(plan, ledger, links, events)
     pipeline = StagePipeline(
         StageParts(
             engine,
@@ -158,6 +163,8 @@ def assemble(
             tied,
             clipping_of(plan, inputs.settings, engine, links),
             MemoryWatch(plan, inputs.device),
+            ledger,
+            reconciliation,
         ),
         _loss_of(inputs, links),
     )
@@ -182,7 +189,17 @@ def assemble(
         randomness=randomness,
     )
     return NodeParts(
-        engine, links, pipeline, evaluator, rounds, tied, saver, service, journal, randomness
+        engine=engine,
+        links=links,
+        pipeline=pipeline,
+        evaluator=evaluator,
+        rounds=rounds,
+        tied=tied,
+        saver=saver,
+        service=service,
+        journal=journal,
+        randomness=randomness,
+        reconciliation=reconciliation,
     )
 
 
@@ -204,7 +221,7 @@ def _outer_of(
 def _loss_of(inputs: NodeInputs, links: ClusterLinks) -> LossOfMicrobatch | None:
     if not inputs.plan.is_leaf:
         return None
-    finder = TargetFinder(label_source(inputs.labels, "labels"), links, inputs.device)
+    finder = TargetFinder(_labels_of(inputs, inputs.labels, "labels"), links, inputs.device)
     structure = inputs.stage.train.output_structure
 
     def loss_of(frame: Frame, local: Any) -> LossFunction:
@@ -222,10 +239,14 @@ def _loss_of(inputs: NodeInputs, links: ClusterLinks) -> LossOfMicrobatch | None
     return loss_of
 
 
+def _labels_of(inputs: NodeInputs, labels: Any, name: str) -> LabelSource | None:
+    return label_source(labels, name, f"node {inputs.plan.node_id}, the leaf,")
+
+
 def _leaf_evaluation(inputs: NodeInputs, links: ClusterLinks) -> LeafEvaluation | None:
     if not inputs.plan.is_leaf:
         return None
-    source = label_source(inputs.test_labels, "test_labels")
+    source = _labels_of(inputs, inputs.test_labels, "test_labels")
     return LeafEvaluation(
         metric=accuracy,
         finder=TargetFinder(source, links, inputs.device),

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from ravnest.node.fingerprint import fingerprint
+from ravnest.node.ledger import Run
 from ravnest.node.microbatches import Rows
 from ravnest.plan.identity import MicrobatchId
 from ravnest.plan.structure import flatten, unflatten
@@ -25,12 +26,31 @@ class CurrentBatch:
         batch: the whole batch, in the loader's own type.
         batch_size: samples of a full batch, None when unknown.
         after_whole_pass: whether the pass over the loader before this one was read to its end.
+        num_batches: of the whole loader, None when unknown.
+        loader_epoch: what the loader's order depends on, None when it is not told; see `set_epoch`.
     """
 
     index: int
     batch: Any
     batch_size: int | None
     after_whole_pass: bool = True
+    num_batches: int | None = None
+    loader_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UntrainedBatches:
+    """What a loader had in an epoch and the script did not train on.
+
+    Attributes:
+        skipped: batches that were yielded and not taken.
+        unread: batches after the last one yielded.
+        cut_off: samples, by their position in the sampler's order, that make no full batch.
+    """
+
+    skipped: tuple[Run, ...] = ()
+    unread: tuple[Run, ...] = ()
+    cut_off: tuple[Run, ...] = ()
 
 
 class BatchCursor(Protocol):
@@ -38,6 +58,12 @@ class BatchCursor(Protocol):
 
     def take(self) -> CurrentBatch | None:
         """The batch yielded last, None when nothing was yielded; TrainingError when taken twice."""
+
+    def take_untrained(self) -> UntrainedBatches:
+        """What was not trained since it was last asked."""
+
+    def loader_state(self) -> Any:
+        """Where the loader stands, for its `load_state_dict`; None when it has none."""
 
 
 def shipped_targets(batch: Any, inputs: Sequence[Any]) -> Any:
@@ -86,9 +112,15 @@ def batch_frame(
     inputs: Mapping[str, Value],
     current: CurrentBatch | None,
     rows: Rows,
+    *,
+    batch: int,
     **details: Any,
 ) -> Frame:
-    """The frame a microbatch starts with on the root; only a batch's first has its fingerprint."""
+    """The frame a microbatch starts with on the root; only a batch's first has its fingerprint.
+
+    Args:
+        batch: its batch's number in the epoch, for a batch that comes from no known loader.
+    """
     tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     fingerprinted = current.batch if current is not None else list(tensors.values())
     is_first = rows.start == 0
@@ -98,9 +130,11 @@ def batch_frame(
         tensors=tensors,
         scalars={name: value for name, value in inputs.items() if name not in tensors},
         details={
-            "batch": microbatch.index if current is None else current.index,
+            "batch": batch if current is None else current.index,
             "batch_size": None if current is None else current.batch_size,
             "after_whole_pass": current is None or current.after_whole_pass,
+            "num_batches": None if current is None else current.num_batches,
+            "loader_epoch": None if current is None else current.loader_epoch,
             "num_samples": rows.num_samples,
             "fingerprint": fingerprint(fingerprinted) if is_first else [],
             **rows.details(),

@@ -118,6 +118,7 @@ class StageEvaluator:
             inputs,
             current,
             whole_batch(num_samples_of(inputs.values())),
+            batch=microbatch.index,
             targets=targets is not None,
             wants_output=wants_output,
         )

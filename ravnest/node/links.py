@@ -22,8 +22,9 @@ class ClusterLinks:
     """Sends and receives frames between the stages of one cluster.
 
     Activations and control frames run down the chain ("forward"), gradients up ("backward").
-    Targets go straight from root to leaf, results of evaluation straight back. Gradients of a
-    parameter that several stages use go straight to its owner, its values straight back ("tied").
+    Targets go straight from root to leaf, results of evaluation and ledgers straight back.
+    Gradients of a parameter that several stages use go straight to its owner, its values straight
+    back ("tied").
     Norms of gradients run up and down the chain beside everything else ("norm").
 
     Args:
@@ -84,6 +85,18 @@ class ClusterLinks:
         purpose = f"the result of microbatch {microbatch}"
         frame = self._receive(self.leaf, RESULTS, purpose)
         if frame.kind is not FrameKind.OUTPUT or frame.microbatch != microbatch:
+            raise _unexpected(self.leaf, frame, purpose)
+        return frame
+
+    def send_ledger(self, frame: Frame) -> None:
+        """From leaf to root, at the end of an epoch."""
+        self._send(self.root, RESULTS, frame, Codec.RAW)
+
+    def receive_ledger(self, epoch: int) -> Frame:
+        """On the root: what the leaf trained in that epoch."""
+        purpose = f"the ledger of epoch {epoch}"
+        frame = self._receive(self.leaf, RESULTS, purpose)
+        if frame.kind is not FrameKind.LEDGER or frame.details.get("epoch") != epoch:
             raise _unexpected(self.leaf, frame, purpose)
         return frame
 

@@ -14,20 +14,22 @@ from typing import Any
 
 import torch
 
-from ravnest.errors import TrainingError
+from ravnest.node.batches import UntrainedBatches
 from ravnest.node.clipping import GradientClipping
 from ravnest.node.journal import RunJournal
+from ravnest.node.ledger import Entry, Ledger
 from ravnest.node.links import ClusterLinks
 from ravnest.node.memory import MemoryWatch
-from ravnest.node.microbatches import Rows
+from ravnest.node.reconciling import Reconciliation
 from ravnest.node.rounds import RoundKeeper
+from ravnest.node.staleness import StalenessContract
 from ravnest.node.targets import check_loss
 from ravnest.node.tying import TiedParameters
 from ravnest.plan.identity import MicrobatchId
 from ravnest.stage.copying import HostNumber
 from ravnest.stage.engine import LossFunction, StageEngine
 from ravnest.stage.program import Value
-from ravnest.stage.schedule import ActionKind, Progress, StagePosition, next_action
+from ravnest.stage.schedule import Action, ActionKind, Progress, StagePosition, next_action
 from ravnest.wire.frame import Frame, FrameKind
 
 LossOfMicrobatch = Callable[[Frame, Any], LossFunction]
@@ -45,6 +47,8 @@ class StageParts:
     tied: TiedParameters
     clipping: GradientClipping | None
     memory: MemoryWatch
+    ledger: Ledger
+    reconciliation: Reconciliation
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +82,13 @@ class StagePipeline:
         self._tied = parts.tied
         self._clipping = parts.clipping
         self._memory = parts.memory
+        self._ledger = parts.ledger
+        self._reconciliation = parts.reconciliation
         self._loss_of = loss_of
         self._progress = Progress()
         self._losses: dict[MicrobatchId, _PendingLoss] = {}
-        self._rows: dict[MicrobatchId, Rows] = {}
-        self._versions: dict[MicrobatchId, int] = {}
-        self._first_version = 0  # that the epoch began with
+        self._entries: dict[MicrobatchId, Entry] = {}
+        self._staleness = StalenessContract(parts.position)
         self._batch_loss = 0.0
         self._step_loss: float | None = None
         self.epoch = 0
@@ -100,6 +105,11 @@ class StagePipeline:
         """Whether the epoch has had no microbatch yet."""
         return self._progress.forwards == 0
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is in flight."""
+        return self._progress.forwards == self._progress.completed
+
     def unmatched_groups(self, patterns: Iterable[str]) -> list[str]:
         """Patterns of parameter groups that match no name of this stage."""
         return self._engine.updater.unmatched(patterns)
@@ -107,18 +117,27 @@ class StagePipeline:
     def advance(self) -> None:
         """Does every action that comes before the next forward pass."""
         while (action := next_action(self._position, self._progress)) is not None:
-            match action.kind:
-                case ActionKind.FORWARD:
-                    return
-                case ActionKind.BACKWARD | ActionKind.BACKWARD_INPUT:
-                    self._backward(MicrobatchId(self.epoch, action.number))
-                case ActionKind.BACKWARD_WEIGHT:
-                    microbatch = MicrobatchId(self.epoch, action.number)
-                    with self._memory.during(f"the backward pass of microbatch {microbatch}"):
-                        self._engine.backward_weight(microbatch)
-                case ActionKind.STEP:
-                    self._step()
-            self._progress = self._progress.after(action)
+            if action.kind is ActionKind.FORWARD:
+                return
+            self._perform(action)
+
+    def settle(self) -> None:
+        """Completes all that is in flight, in the middle of an epoch.
+
+        The stages then have the weights of one step. An incomplete group of microbatches waits for
+        its others, and the versions that microbatches to come would have met are held for them: to
+        training it is as if nothing had been.
+        """
+        frequency = self._position.update_frequency
+        self._progress = replace(self._progress, total=self._progress.forwards)
+        while (action := next_action(self._position, self._progress)) is not None:
+            is_step = action.kind is ActionKind.STEP
+            if is_step and self._progress.completed < (action.number + 1) * frequency:
+                break
+            if is_step:
+                self._engine.weights.hold()
+            self._perform(action)
+        self._progress = replace(self._progress, total=None)
 
     def forward(self, frame: Frame, targets: Any = None) -> None:
         """Forward pass of the next microbatch; its outputs go to the next stage.
@@ -131,14 +150,15 @@ class StagePipeline:
         assert microbatch == self.next_microbatch
         if self.is_idle:
             self._journal.epoch_began(self.epoch)
-            self._first_version = self._engine.weights.number
-        version = self._first_version + self._position.version_of(microbatch.index)
-        self._versions[microbatch] = version
+            self._staleness.begin_epoch(self._engine.weights.number)
+        version = self._staleness.choose(microbatch)
+        self._engine.weights.drop_held(before=version)
         frame = self._tied.before_pass(frame, version)
         if self._clipping is not None:
             frame = self._clipping.before_pass(frame)
-        self._rows[microbatch] = Rows.of(frame)
-        results = self._compute(microbatch, frame, targets)
+        self._entries[microbatch] = entry = Entry.of(frame)
+        self._ledger.take(entry)
+        results = self._compute(microbatch, frame, targets, version)
         if self._loss_of is None:
             self._links.send_forward(stage_frame(frame, self._own_copies(frame, results)))
         else:
@@ -150,14 +170,21 @@ class StagePipeline:
         self.num_forwards += 1
         self._progress = replace(self._progress, forwards=self._progress.forwards + 1)
 
-    def finish_epoch(self) -> None:
-        """Completes the epoch: all backward passes, the last step, averaging."""
+    def finish_epoch(self, end: Frame, untrained: UntrainedBatches | None = None) -> None:
+        """Completes the epoch: all backward passes, the last step, the ledger, averaging.
+
+        Args:
+            end: the root's EPOCH_END frame.
+            untrained: on the root, what its loader had and the script did not train on.
+        """
         self._progress = replace(self._progress, total=self._progress.forwards)
         self.advance()
+        self._reconciliation.end_epoch(self.epoch, end, untrained)
         if self._progress.forwards == 0:
             self._progress = Progress()
             return
         self._engine.weights.forget_previous()
+        self._engine.weights.drop_held()
         self._engine.updater.end_epoch()
         self._rounds.after_epoch()
         self._tied.mark_averaged()
@@ -165,11 +192,25 @@ class StagePipeline:
         self._progress = Progress()
         self.epoch += 1
 
-    def _compute(self, microbatch: MicrobatchId, frame: Frame, targets: Any) -> Mapping[str, Value]:
-        if not self._rows[microbatch].num_samples:
+    def _perform(self, action: Action) -> None:
+        microbatch = MicrobatchId(self.epoch, action.number)
+        match action.kind:
+            case ActionKind.BACKWARD | ActionKind.BACKWARD_INPUT:
+                self._backward(microbatch)
+            case ActionKind.BACKWARD_WEIGHT:
+                with self._memory.during(f"the backward pass of microbatch {microbatch}"):
+                    self._engine.backward_weight(microbatch)
+            case ActionKind.STEP:
+                self._step()
+        self._progress = self._progress.after(action)
+
+    def _compute(
+        self, microbatch: MicrobatchId, frame: Frame, targets: Any, version: int
+    ) -> Mapping[str, Value]:
+        if not self._entries[microbatch].rows.num_samples:
             return {}
         loss_function = self._loss_of(frame, targets) if self._loss_of is not None else None
-        inputs, version = {**frame.scalars, **frame.tensors}, self._versions[microbatch]
+        inputs = {**frame.scalars, **frame.tensors}
         with self._memory.during(f"the forward pass of microbatch {microbatch}"):
             return self._engine.forward(microbatch, inputs, loss_function, version)
 
@@ -186,9 +227,10 @@ class StagePipeline:
         }
 
     def _backward(self, microbatch: MicrobatchId) -> None:
-        rows, version = self._rows.pop(microbatch), self._versions.pop(microbatch)
+        entry = self._entries.pop(microbatch)
+        rows = entry.rows
         received = None if self._loss_of is not None else self._links.receive_gradient(microbatch)
-        self._check_version(microbatch, version, received)
+        version = self._staleness.check(microbatch, self._engine.weights.number, received)
         gradients: Mapping[str, torch.Tensor] = {}
         if rows.num_samples:
             self._journal.gradient_made(self._engine.weights.number - version)
@@ -206,6 +248,7 @@ class StagePipeline:
                 scalars={"loss": loss},
             )
         )
+        self._ledger.complete(entry)
         self._rounds.count_samples(rows.num_samples)
         self._step_loss = loss if self._step_loss is None else self._step_loss + loss
         self._batch_loss += loss
@@ -234,31 +277,11 @@ class StagePipeline:
         is_left_out = norm is not None and not math.isfinite(norm)
         with self._memory.during(f"optimizer step {self._engine.weights.number}"):
             self._engine.step(is_left_out=is_left_out)
+        self._ledger.step(self._engine.weights.number, is_left_out=is_left_out)
         self._journal.step_made(self._engine.weights.number, self._step_loss or 0.0, norm)
         self._step_loss = None
         self._rounds.after_step()
         self._tied.mark_averaged()
-
-    def _check_version(
-        self, microbatch: MicrobatchId, version: int, received: Frame | None
-    ) -> None:
-        """The contract of staleness: within the bound, and between stages as the schedule says."""
-        schedule, bound = self._position.schedule, self._position.max_staleness
-        staleness = self._engine.weights.number - version
-        if not 0 <= staleness <= bound:
-            raise TrainingError(
-                f"the gradient of microbatch {microbatch} is {staleness} optimizer steps old, "
-                f"with schedule {str(schedule)!r} at most {bound}"
-            )
-        if received is None:
-            return
-        behind = received.weight_version
-        # Without a flush a later stage has less in flight, so its weights are never older.
-        if behind < version or (schedule.is_uniform and behind != version):
-            raise TrainingError(
-                f"the next stage computed microbatch {microbatch} with the weights of step "
-                f"{behind}, this one with those of step {version}"
-            )
 
 
 def stage_frame(received: Frame, results: Mapping[str, Value]) -> Frame:

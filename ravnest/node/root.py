@@ -104,6 +104,7 @@ class RootDriver:
             inputs if rows.num_samples else {},
             current,
             rows,
+            batch=pipeline.next_microbatch.index // self._settings.microbatches_per_batch,
             targets=targets is not None and not self._plan.is_leaf,
         )
         if targets is not None and not self._plan.is_leaf:
@@ -120,6 +121,7 @@ class RootDriver:
             )
         signature = self._require_root("no_grad_forward_compute")
         self._begin(evaluating=True)
+        self._settle()
         args = _positional(tensors)
         wants_output = output_type in (None, "output")
         self._is_validation = output_type == "val_accuracy"
@@ -138,8 +140,10 @@ class RootDriver:
         """Completes the epoch on every stage."""
         self._require_root("wait_for_backwards")
         self._begin()
-        self._parts.links.send_forward(Frame(FrameKind.EPOCH_END))
-        self._parts.pipeline.finish_epoch()
+        end = self._parts.reconciliation.announcement()
+        self._parts.links.send_forward(end)
+        untrained = None if self.train_cursor is None else self.train_cursor.take_untrained()
+        self._parts.pipeline.finish_epoch(end, untrained)
 
     def complete(self) -> None:
         """Does everything the schedule allows before another batch comes."""
@@ -149,13 +153,13 @@ class RootDriver:
     def save(self) -> None:
         """Has every node of the cluster save its sub-model, without ending the epoch.
 
-        Under `1f1b` all nodes save the weights of the same step.
+        All nodes save the weights of the same step.
         """
         self._require_root("trigger_save_submodel")
         self._begin()
-        self._parts.pipeline.advance()
+        self._settle()
         self._parts.links.send_forward(Frame(FrameKind.SAVE))
-        self._parts.saver.save()
+        self._save_own()
 
     def close_evaluation(self) -> dict[str, Any]:
         """Ends an evaluation pass; its metric and number of samples, empty without a pass."""
@@ -184,8 +188,14 @@ class RootDriver:
             self._parts.rounds.finish()
             self._parts.tied.finish()
         if save:
-            self._parts.saver.save()
+            self._save_own()
         return results
+
+    def _save_own(self) -> None:
+        self._parts.saver.save()
+        state = None if self.train_cursor is None else self.train_cursor.loader_state()
+        if state is not None:
+            self._parts.saver.save_loader(state, epoch=self._parts.pipeline.epoch)
 
     def set_metric(self, metric: Metric) -> None:
         """Sets the metric on the leaf, and its name in results on the root."""
@@ -207,6 +217,15 @@ class RootDriver:
             self._announced = True
         if not evaluating:
             self.close_evaluation()
+
+    def _settle(self) -> None:
+        """Brings all stages to the weights of one step: the schedule does, if it flushes."""
+        pipeline = self._parts.pipeline
+        pipeline.advance()
+        if self._settings.schedule.is_flushed or pipeline.is_settled:
+            return
+        self._parts.links.send_forward(Frame(FrameKind.SETTLE))
+        pipeline.settle()
 
     def _require_root(self, what: str) -> InputSignature:
         if self._signature is None:

@@ -1,11 +1,14 @@
-"""Saves a node's trained sub-model where model_fusion finds it."""
+"""Saves a node's trained sub-model where model_fusion finds it, and the state of its loader."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
+from ravnest.checkpoint.loader_state import loader_state_path, save_loader_state
 from ravnest.checkpoint.submodels import save_submodel, submodel_path
+from ravnest.errors import ConfigError
 from ravnest.metrics.events import EventLog, EventName
 from ravnest.plan.model import NodePlan
 from ravnest.stage.engine import StageEngine
@@ -20,6 +23,7 @@ class SubmodelSaver:
         self._plan = plan
         self._engine = engine
         self._path = submodel_path(folder, plan.cluster_id, plan.node_id)
+        self._loader_path = loader_state_path(folder, plan.cluster_id, plan.node_id)
         self._events = events
 
     def save(self) -> Path:
@@ -28,3 +32,14 @@ class SubmodelSaver:
         self._events.emit(EventName.SAVED, path=self._path.as_posix())
         logger.info("saved the trained sub-model to %s", self._path)
         return self._path
+
+    def save_loader(self, state: Any, *, epoch: int) -> None:
+        """Saves what a loader's `state_dict` returned; a state that cannot be is a warning."""
+        try:
+            save_loader_state(self._loader_path, state, epoch=epoch)
+        except ConfigError as error:
+            logger.warning(
+                "the position in the training data is not saved, and an older one stays: %s; the "
+                "trained sub-model is saved",
+                error.message,
+            )

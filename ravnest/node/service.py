@@ -57,7 +57,7 @@ class StageService:
                     self._evaluator.serve(frame)
                 case FrameKind.PHASE_END:
                     return self._end_phase(frame)
-                case FrameKind.RUN | FrameKind.EPOCH_END | FrameKind.SAVE:
+                case FrameKind.RUN | FrameKind.EPOCH_END | FrameKind.SETTLE | FrameKind.SAVE:
                     self._control(frame)
                 case _:
                     raise ProtocolError(
@@ -90,7 +90,9 @@ class StageService:
                     refuse_unmatched(frame.details["unmatched"])
                 self._randomness.run_seed = int(frame.details["seed"])
             case FrameKind.EPOCH_END:
-                self._pipeline.finish_epoch()
+                self._pipeline.finish_epoch(frame)
+            case FrameKind.SETTLE:
+                self._pipeline.settle()
             case _:
                 self._saver.save()
 

@@ -35,6 +35,8 @@ def batch_address(frame: Frame) -> BatchAddress:
         num_samples=Rows.of(frame).total,
         batch_size=details.get("batch_size"),
         after_whole_pass=bool(details["after_whole_pass"]),
+        num_batches=details.get("num_batches"),
+        loader_epoch=details.get("loader_epoch"),
     )
 
 

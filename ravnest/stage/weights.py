@@ -47,6 +47,7 @@ class WeightVersions:
         self._parameters = dict(parameters)
         self._keeps_previous = keeps_previous
         self._previous: WeightVersion | None = None
+        self._held: dict[int, WeightVersion] = {}
         self._current = WeightVersion(0, self._aliases())
         self._num_stashed = 0
 
@@ -126,6 +127,17 @@ class WeightVersions:
             self.release(self._previous)
             self._previous = None
 
+    def hold(self) -> None:
+        """Keeps the newest version for forward passes to come, until `drop_held`."""
+        if self.number not in self._held:
+            self._held[self.number] = self.acquire()
+
+    def drop_held(self, before: int | None = None) -> None:
+        """Lets go of what `hold` kept: the versions before that number, None for all."""
+        for number in sorted(self._held):
+            if before is None or number < before:
+                self.release(self._held.pop(number))
+
     def begin_update(self) -> None:
         """Must be called before the parameters change in place."""
         if self._current.references == 0:
@@ -153,6 +165,8 @@ class WeightVersions:
             return self._current
         if self._previous is not None and number == self._previous.number:
             return self._previous
+        if number in self._held:
+            return self._held[number]
         held = [] if self._previous is None else [self._previous.number]
         raise TrainingError(
             f"a forward pass needs the weights of {number} optimizer steps; this stage has those "

@@ -9,7 +9,9 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from ravnest.errors import ConfigError, TrainingError
-from ravnest.node.batches import CurrentBatch
+from ravnest.node.batches import CurrentBatch, UntrainedBatches
+from ravnest.node.labels import epoch_of, length_of, set_epoch
+from ravnest.node.ledger import NumberRuns, Run
 
 
 class ShardedLoader:
@@ -34,20 +36,43 @@ class ShardedLoader:
         self._loader = loader
         self._cluster_id = cluster_id
         self._dealing = tuple(dealing)
+        self._epoch: int | None = None
         self._current: CurrentBatch | None = None
         self._taken = False
         self._read_to_end = True
+        self._untaken: list[int] = []  # of the pass that runs, or ran last
+        self._is_noted = False
+        self._has_taken = False
+        self._past: list[UntrainedBatches] = []  # of passes before it
 
     def __iter__(self) -> Iterator[Any]:
+        self._close_pass()
         self._current = None
         after_whole_pass, self._read_to_end = self._read_to_end, False
         batch_size = getattr(self._loader, "batch_size", None)
+        length = length_of(self._loader)
+        told = epoch_of(self._loader)  # the script may have told its sampler itself
+        told = self._epoch if told is None else told
         for index, batch in self._numbered():
-            self._current = CurrentBatch(index, batch, batch_size, after_whole_pass)
-            self._taken = False
+            self._note_untaken()
+            self._current = CurrentBatch(index, batch, batch_size, after_whole_pass, length, told)
+            self._taken = self._is_noted = False
             yield batch
+        self._note_untaken()
         self._current = None
         self._read_to_end = True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the loader, its sampler and its dataset which epoch begins; the leaf's follow."""
+        self._epoch = epoch
+        set_epoch(self._loader, epoch)
+
+    def loader_state(self) -> Any:
+        """The loader's `state_dict()`; None when it could not be resumed from one."""
+        makes, takes = (
+            getattr(self._loader, name, None) for name in ("state_dict", "load_state_dict")
+        )
+        return makes() if callable(makes) and callable(takes) else None
 
     def __len__(self) -> int:
         total = len(self._loader)  # type: ignore[arg-type]
@@ -71,8 +96,54 @@ class ShardedLoader:
                 f"batch {self._current.index} of the loader was passed to forward_compute twice",
                 hint="use a loader that yields microbatches, with update_frequency to sum them up",
             )
-        self._taken = True
+        self._taken = self._has_taken = True
         return self._current
+
+    def take_untrained(self) -> UntrainedBatches:
+        """Which batches were not trained in the passes since it was last asked, and why.
+
+        A pass of which no batch was taken was not for training, and counts for nothing.
+        """
+        self._close_pass()
+        past, self._past = self._past, []
+        return UntrainedBatches(
+            skipped=tuple(run for each in past for run in each.skipped),
+            unread=tuple(run for each in past for run in each.unread),
+            cut_off=past[-1].cut_off if past else (),
+        )
+
+    def _close_pass(self) -> None:
+        last = self._current
+        self._note_untaken()
+        if self._has_taken:
+            unread = () if last is None else range(last.index + 1, length_of(self._loader) or 0)
+            self._past.append(
+                UntrainedBatches(self._runs(self._untaken), self._runs(unread), self._cut_off())
+            )
+        self._untaken, self._has_taken = [], False
+
+    def _note_untaken(self) -> None:
+        if self._current is not None and not self._taken and not self._is_noted:
+            self._untaken.append(self._current.index)
+            self._is_noted = True
+
+    def _runs(self, numbers: Iterable[int]) -> tuple[Run, ...]:
+        """Of numbers that are this cluster's."""
+        runs = NumberRuns(len(self._dealing))
+        for number in numbers:
+            if _is_own(number, self._cluster_id, self._dealing):
+                runs.add(number)
+        return runs.freeze()
+
+    def _cut_off(self) -> tuple[Run, ...]:
+        if not getattr(self._loader, "drop_last", False):
+            return ()
+        try:
+            num_samples = len(self._loader.sampler)  # type: ignore[attr-defined]
+            first = len(self._loader) * int(self.batch_size)  # type: ignore[arg-type]
+        except (AttributeError, TypeError):
+            return ()
+        return ((first, num_samples - 1, 1),) if first < num_samples else ()
 
     def _numbered(self) -> Iterator[tuple[int, Any]]:
         if len(self._dealing) > 1 and _can_skip_unloaded(self._loader):

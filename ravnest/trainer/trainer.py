@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ravnest.errors import ConfigError
+from ravnest.node.labels import length_of
 from ravnest.node.node import Node
 from ravnest.node.settings import require_callable
 from ravnest.node.targets import Metric
@@ -107,7 +108,7 @@ class Trainer:
         self.prelim_checks()
         loader = self._require(self.train_loader, "train_loader")
         for epoch in range(self.epochs):
-            _set_epoch(loader, epoch)
+            loader.set_epoch(epoch)
             for batch in loader:
                 args, kwargs = self.inputs_of(batch)
                 self.node.forward_compute(args, **kwargs)
@@ -144,7 +145,7 @@ class Trainer:
     def prelim_checks(self) -> None:
         """What must hold before training starts; for subclasses to call first in `train`."""
         if self.node.plan.is_root:
-            total = _length(self.train_loader)
+            total = None if self.train_loader is None else length_of(self.train_loader)
             self.node.expect(epochs=self.epochs, batches_per_epoch=total)
 
     # For subclasses
@@ -202,18 +203,3 @@ def _own_share(loader: Iterable[Any] | None, node: Node, *, shard: bool) -> Shar
     if shard or isinstance(loader, ShardedLoader):
         return shard_loader(loader, node)
     return ShardedLoader(loader)
-
-
-def _set_epoch(loader: ShardedLoader, epoch: int) -> None:
-    """Tells samplers that shuffle by epoch number which epoch begins."""
-    for owner in (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
-        set_epoch = getattr(owner, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-
-
-def _length(loader: ShardedLoader | None) -> int | None:
-    try:
-        return None if loader is None else len(loader)
-    except TypeError:  # an iterable without a length
-        return None

@@ -32,6 +32,8 @@ class FrameKind(IntEnum):
     TIED_GRADIENTS = 13
     TIED_VALUES = 14
     GRADIENT_NORM = 15
+    LEDGER = 16
+    SETTLE = 17
 
 
 class Codec(IntEnum):

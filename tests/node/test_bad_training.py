@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -109,8 +110,47 @@ def test_targets_of_another_length(tmp_path: Path) -> None:
 
 
 def test_a_loader_that_ends_early_on_the_leaf(tmp_path: Path) -> None:
-    words = r"`labels` of the leaf ended after 3 batches, but the root sent batch 3 of epoch 0"
+    words = (
+        r"`labels` of node \d, the leaf, ended after 3 batches \(its length says 3\), but batch 3 "
+        "of epoch 0 came from the root, whose loader has 5"
+    )
     fails(tmp_path, words, 2, DataOrderError, labels=loader(12))
+
+
+def test_an_iterator_in_place_of_a_loader_on_the_leaf(tmp_path: Path) -> None:
+    """It ends with the first epoch, after which it has no batch."""
+    words = "ended after 0 batches, but batch 0 of epoch 1 came from the root, whose loader has 5"
+    run = fails(
+        tmp_path,
+        words,
+        2,
+        DataOrderError,
+        script=lambda node: train(node, epochs=2),
+        labels=(batch for batch in loader()),
+    )
+    assert "pass a loader, not an iterator" in str(run.errors[run.plan.clusters[0][2]])
+
+
+@pytest.mark.parametrize(("own", "words"), [(28, "the last 2 will not"), (12, "error at batch 3")])
+def test_lengths_that_differ_are_told_at_the_first_batch(
+    own: int, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """20 samples in 5 batches on the root, which stops after 3: neither is an error."""
+
+    class Stopping(Trainer):
+        def train(self) -> None:
+            for x, _ in itertools.islice(self.train_loader or (), 3):
+                self.node.forward_compute(x)
+            self.node.wait_for_backwards()
+
+    x, y = torch.cat([X, X])[:own], torch.cat([Y, Y])[:own]
+    labels = DataLoader(TensorDataset(x, y), batch_size=4)
+    run = make_plan(tmp_path, build(), (X[:4],), nodes=2)
+    script = lambda node: Stopping(node, train_loader=loader()).train()  # noqa: E731
+    run_cleanly(run, script, labels=labels, **SGD)
+    (said,) = [each.getMessage() for each in caplog.records if "root's loader 5" in each.message]
+    assert words in said
+    assert f"the leaf, has {own // 4} batches" in said
 
 
 def test_a_loader_that_fails_on_the_root(tmp_path: Path) -> None:

@@ -49,7 +49,9 @@ def test_a_tensor_gives_a_pair_with_its_slice() -> None:
     first, targets = source.batch(address(2, 2))
     assert first is None
     assert targets.tolist() == [8, 9]
-    with pytest.raises(DataOrderError, match="`labels` has 10 targets, but batch 2 needs those"):
+    with pytest.raises(
+        DataOrderError, match="`labels` of the leaf has 10 targets, but batch 2 needs those"
+    ):
         source.batch(address(2, 4))
 
 

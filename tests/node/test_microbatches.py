@@ -109,6 +109,27 @@ def run_split(folder: Path, criterion: Any, *, nodes: int = 3, lr: float, **argu
     )
 
 
+class Unnamed(Trainer):
+    """Has no train_loader: batches get their numbers from the order in which they come."""
+
+    def train(self) -> None:
+        for _ in range(2):
+            for start in range(0, 30, 10):
+                self.node.forward_compute(X[start : start + 10], mask=MASK)
+            self.node.wait_for_backwards()
+
+
+def test_targets_in_a_tensor_keep_their_places_without_a_loader(tmp_path: Path) -> None:
+    run = make_plan(tmp_path, build(), (X[:10],), {"mask": MASK}, nodes=2)
+    arguments = {"criterion": mean, "labels": Y, "optimizer": torch.optim.SGD}
+    losses = []
+    for number in (1, PARTS):
+        run_cleanly(run, lambda n: Unnamed(n).train(), num_microbatches=number, **arguments)
+        losses.append([float(line) for line in (tmp_path / "losses.txt").read_text().split()])
+    assert len(losses[0]) == 6
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
 def assert_like(run: Run, expected: tuple[Net, list[float]]) -> None:
     model, losses = expected
     fused = model_fusion(node_data=run.folder / "node_data", trained=run.folder / "trained")

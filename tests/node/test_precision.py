@@ -194,6 +194,9 @@ def test_float16_with_a_dynamic_scale_equals_torchs_scaler(
     for stage in run.plan.stages:
         norms = [event["gradient_norm"] for event in run.events(stage.node_id, "step")]
         assert [isinstance(norm, float) for norm in norms] == made
+    for node_id in {run.plan.clusters[0][0], run.plan.clusters[0][-1]}:
+        (ledger,) = run.events(node_id, "ledger")
+        assert ledger["left_out"] == f"0-{made.count(False) - 1}", "the first ones overflow"
 
 
 def test_gradients_that_overflow_for_ever_end_the_run(tmp_path: Path) -> None:

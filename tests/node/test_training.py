@@ -320,3 +320,11 @@ class _Batch:
         from ravnest.node.batches import CurrentBatch
 
         return CurrentBatch(next(self.numbers), self._batch, 4)
+
+    def take_untrained(self) -> Any:
+        from ravnest.node.batches import UntrainedBatches
+
+        return UntrainedBatches()
+
+    def loader_state(self) -> Any:
+        return None
