@@ -13,22 +13,23 @@ from ravnest.plan.model import NodeSpec
 from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.inputs.settings import PlanningSettings
 from ravnest.planning.inputs.table import Bools, CostTable, Floats, Ints
-from ravnest.planning.pools.large import Effort, Pool, fastest_cluster, search_pool, upper_bound
+from ravnest.planning.pools.large import Effort, Pool, PoolSearch, fastest_cluster
 from ravnest.planning.pools.prices import Pricing
 from ravnest.planning.pools.reach import Reach
+from ravnest.planning.pools.validity import valid_ratio
 from ravnest.planning.search.exact import Division
 from ravnest.planning.search.ordering import Cluster, ClusterSearch
 from ravnest.planning.search.pace import Pace, Traits
 from ravnest.planning.search.subsets import along
 
 BOUNDARIES = 27
-"""Boundaries that the search in a large pool looks at."""
+"""Boundaries that the first prices in a large pool come from, and that many nodes are searched on."""
 
 SLICES = 41
-"""Boundaries, or slices of the graph between them, that the bound looks at."""
+"""Boundaries, or slices of the graph between them, that fewer nodes are searched and bounded on."""
 
-MOST_TIGHT = 400
-"""Nodes up to which the bound is as tight as it can be made."""
+FEW = 100
+"""Nodes up to which there is time for that."""
 
 MANY = 10**6
 """Clusters that averaging is charged for: a ring of many sends its bytes twice a round.
@@ -62,11 +63,11 @@ class LargePool:
 
     def best(self) -> tuple[Division | None, float]:
         """The division, None where no cluster was found, and a rate that no plan has more of."""
-        several = search_pool(self._pace(self._number), self._traits, self._effort)
+        several = self._search(self._number)
         found = self._division(several.clusters, self._number)
         rate = 0.0 if found is None else found.rate
         if self._fastest_single > rate:
-            fastest = search_pool(self._pace(1), self._traits, self._effort).fastest
+            fastest = self._search(1).fastest
             alone = self._division([] if fastest is None else [fastest], 1)
             if alone is not None and alone.rate > rate:
                 found, rate = alone, alone.rate
@@ -74,12 +75,22 @@ class LargePool:
 
     def bound(self, rate: float) -> float:
         """A rate that no plan has more of, when one with a rate is known."""
-        return self._bound(rate, search_pool(self._pace(self._number), self._traits, self._effort))
+        return self._bound(rate, self._search(self._number))
+
+    def _search(self, number: int) -> Pool:
+        memory = self._memory(number)
+        loose = self._loose(number)
+        is_exact = self._table.last < self._boundaries
+        pace = loose if is_exact else Pace(memory.thinned(self._boundaries), number)
+        coarse = Pace(memory.thinned(BOUNDARIES), number)
+        return PoolSearch(pace, coarse, loose, self._traits, self._effort).run()
 
     def _bound(self, rate: float, several: Pool) -> float:
-        pricing = Pricing(self._loose(self._number), self._traits, knows_triples=self._is_tight)
-        reach = Reach(pricing)
-        bound = upper_bound(reach, several.prices, self._effort.windows)
+        bound = several.ratio * float(several.prices.sum())
+        if not several.is_proven:
+            pricing = Pricing(self._loose(self._number), self._traits, knows_triples=False)
+            other = valid_ratio(Reach(pricing), several.prices, self._effort.windows)
+            bound = min(bound, other * float(several.prices.sum()))
         return max(rate, min(max(bound, self._fastest_single), self._total_speed()))
 
     @functools.cached_property
@@ -94,26 +105,21 @@ class LargePool:
     def _memory(self, number: int) -> MemoryModel:
         return MemoryModel(self._table, self._settings, is_averaged=number > 1)
 
-    def _pace(self, number: int) -> Pace:
-        return Pace(self._memory(number).thinned(BOUNDARIES), number)
-
     def _loose(self, number: int) -> Pace:
         """For all cuts: along them, or bounded from below where they are many."""
         memory = self._memory(number)
-        num_slices = SLICES if self._is_tight else BOUNDARIES
-        if self._table.last < num_slices:
+        if self._table.last < self._boundaries:
             return Pace(memory, number)
-        return LooseBoundaries(memory, number, num_slices)
+        return LooseBoundaries(memory, number, self._boundaries)
 
     @property
-    def _is_tight(self) -> bool:
-        """Whether there is time for a bound that looks at more cuts, and at all triples."""
-        return len(self._nodes) <= MOST_TIGHT
+    def _boundaries(self) -> int:
+        return SLICES if len(self._nodes) <= FEW else BOUNDARIES
 
     def _division(self, orders: Sequence[tuple[int, ...]], number: int) -> Division | None:
         if not orders:
             return None
-        search = ClusterSearch(self._table, self._settings, number, BOUNDARIES)
+        search = ClusterSearch(self._table, self._settings, number, self._boundaries)
         clusters: list[Cluster] = []
         used: set[int] = set()
         for order in orders:
