@@ -5,8 +5,8 @@ too many columns; good ones are found by prices of the nodes (Gilmore and Gomory
 prices are multiplied by what the best cluster through each node is worth over its price, by the
 shortest paths of `prices`. Then they are the duals of the programme over what has been found, and
 `suffixes` finds every cluster that is worth clearly more than its price, of few stages first, for
-these are by far the most; when there is none left, the prices are a proof that no plan has a rate of
-more than their sum (weak duality).
+these are by far the most; when there is none left, the prices are a proof that no plan has a rate
+of more than their sum (weak duality).
 
 No price may be near nothing: nodes that no plan needs would be in countless clusters that are worth
 nearly as much as others. What that adds to the bound is small where such nodes are.
@@ -29,40 +29,18 @@ from ravnest.planning.search.pace import Pace, Traits
 
 _GUESS = 0.7  # of what a node computes alone goes into its first price
 _CHANGE = (0.8, 2.0)
-_FEW, _SOME = 60, 100
 _LENGTHS = (3, 4)  # stages of clusters that are looked for before those of any number
 _ROUNDS = 4  # for each
-_MORE = 1.6  # times the least price where too many clusters are in question
+_SURVEYS = 2
+_WINDOW = 1.35  # width of those that are surveyed
+# Rate over price that clusters are looked for from: less of it proves more and takes longer.
+_ENOUGH, _ENOUGH_OF_MANY = 1.015, 1.03
+_MANY = 60  # nodes
+# Over what a node would be worth if it could compute all the time; the next one where too many
+# clusters are in question with one.
+_LEAST_PRICES = (0.15, 0.35)
 _NARROW = 1.1
 _TRIED = 24 * 10**6
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How long to look.
-
-    Attributes:
-        surveys: times that prices follow what they are worth.
-        step: width of the windows that are surveyed.
-        enough: rate over price that clusters are looked for from.
-        least_price: of a node, over what it would be worth if it could compute all the time.
-        largest_price: what that may be raised to.
-        windows: how many are halved for the other bound.
-    """
-
-    surveys: int
-    step: float
-    enough: float
-    least_price: float
-    largest_price: float
-    windows: int
-
-    @classmethod
-    def for_nodes(cls, number: int) -> Effort:
-        """What takes a second or so up to 100 nodes, and some ten up to 1,000."""
-        if number <= _SOME:
-            return cls(2, 1.35, 1.015, 0.1, 0.5, 24)
-        return cls(3, 1.35, 1.04, 0.25, 0.5, 24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +50,13 @@ class Pool:
     Attributes:
         clusters: orders of nodes, disjoint.
         fastest: the one cluster with the highest rate, None where none fits.
-        prices: of the nodes.
-        ratio: no cluster has a larger rate over price.
-        is_proven: that ratio is near one.
+        bound: a rate that no clusters that average have more of together.
+        is_proven: all clusters were looked at for the bound, which then is tight.
     """
 
     clusters: list[tuple[int, ...]]
     fastest: tuple[int, ...] | None
-    prices: Floats
-    ratio: float
+    bound: float
     is_proven: bool
 
 
@@ -93,13 +69,12 @@ class PoolSearch:
         loose: that bounds clusters along all cuts; may be `pace` itself.
     """
 
-    def __init__(
-        self, pace: Pace, coarse: Pace, loose: Pace, traits: Traits, effort: Effort
-    ) -> None:
-        self._traits, self._effort, self._coarse = traits, effort, coarse
+    def __init__(self, pace: Pace, coarse: Pace, loose: Pace, traits: Traits) -> None:
+        self._traits, self._coarse = traits, coarse
         self._is_exact = loose is pace
         self._costs = StageCosts(loose, traits)
         self._columns = Columns(pace, traits)
+        self._enough = _ENOUGH if len(traits) <= _MANY else _ENOUGH_OF_MANY
         self._rates: dict[tuple[int, ...], float] = {}  # as the bound sees them
         self._worth = traits.flops / max(float(pace.work[0, -1]), 1e-300)
         self._kept = max(300, _TRIED // (len(traits) * loose.size))
@@ -107,13 +82,14 @@ class PoolSearch:
     def run(self) -> Pool:
         """Looks for clusters and for prices."""
         self._survey()
-        least = self._effort.least_price
-        prices, seen = self._priced(self._costs.most_stages, least)
-        while not seen.is_complete and least < self._effort.largest_price:
-            least = min(self._effort.largest_price, least * _MORE)
+        bound = np.inf
+        for least in _LEAST_PRICES:
             prices, seen = self._priced(self._costs.most_stages, least)
+            bound = min(bound, float(prices.sum()) * seen.ratio)
+            if seen.is_complete:
+                break
         columns = self._columns
-        return Pool(columns.whole(), columns.fastest, prices, seen.ratio, seen.is_complete)
+        return Pool(columns.whole(), columns.fastest, bound, seen.is_complete)
 
     def _survey(self) -> None:
         reach = Reach(Pricing(self._coarse, self._traits, knows_triples=False))
@@ -124,8 +100,8 @@ class PoolSearch:
         self._columns.add((node,) for node in np.flatnonzero(alone > 0).tolist())
         prices = np.maximum(alone, _GUESS * self._worth)
         known: dict[float, float] = {}
-        for _ in range(self._effort.surveys):
-            seen = survey(reach, prices, self._effort.step, known)
+        for _ in range(_SURVEYS):
+            seen = survey(reach, prices, _WINDOW, known)
             self._columns.add(seen.clusters)
             prices = np.maximum(alone, prices * np.clip(seen.worth, *_CHANGE))
         self._rates.update((key, rate) for key, (_, rate) in self._columns.found.items())
@@ -135,9 +111,7 @@ class PoolSearch:
         for length in (*(each for each in _LENGTHS if each < most), most):
             for _ in range(_ROUNDS):
                 prices = duals(self._rates, least * self._worth)
-                seen = SuffixSearch(
-                    self._costs, prices, self._effort.enough, length, self._kept
-                ).run()
+                seen = SuffixSearch(self._costs, prices, self._enough, length, self._kept).run()
                 if not self._take(seen):
                     break
             if not seen.is_complete:

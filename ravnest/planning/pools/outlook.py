@@ -43,9 +43,7 @@ class Outlook:
         most_stages: of the clusters that are looked at.
     """
 
-    def __init__(
-        self, costs: StageCosts, prices: Floats, limit: float, most_stages: int
-    ) -> None:
+    def __init__(self, costs: StageCosts, prices: Floats, limit: float, most_stages: int) -> None:
         self._costs, self._pace = costs, costs.pace
         self._most = most_stages
         self._told = min(most_stages, _FULL_NUMBERS)

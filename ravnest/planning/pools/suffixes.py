@@ -132,9 +132,8 @@ class SuffixSearch:
         """Those of some suffixes that clusters worth enough can have."""
         product = price * (self._pace.is_flushed * loop + excess)
         kept = product < self._limit
-        boundary, price, loop, excess, nodes, product = (
-            each[kept] for each in (boundary, price, loop, excess, nodes, product)
-        )
+        boundary, nodes = boundary[kept], nodes[kept]
+        price, loop, excess, product = (each[kept] for each in (price, loop, excess, product))
         inner = np.flatnonzero(boundary)
         link = self._costs.half_link(boundary[inner], nodes[inner, 0])
         product[inner] = self._outlook.products(
@@ -179,7 +178,8 @@ class SuffixSearch:
         pair = costs.index_of[start, suffixes.boundary[row]]
         kept = pair >= 0
         kept &= costs.fits(stages)[pair, node]
-        row, node, start, link, pair = (each[kept] for each in (row, node, start, link, pair))
+        row, node, start, pair = (each[kept] for each in (row, node, start, pair))
+        link = link[kept]
         computing = costs.computing[pair, node]
         loop = suffixes.loop[row] + link + computing
         own = pace.periods * np.maximum(computing, loop / stages) + costs.update[pair, node]
@@ -226,11 +226,12 @@ class SuffixSearch:
         most = spare * costs.traits.flops[node] / pace.factor(2) * (1 + 1e-9)
         less_than = pace.work[0, end] - most
         reached = pace.work[0, -1] - pace.work[:, -1]  # at the latest, where a stage may start
-        return np.searchsorted(reached, less_than)
+        found: Ints = np.searchsorted(reached, less_than)
+        return found
 
 
 def _undominated(suffixes: _Suffixes) -> _Suffixes:
-    """Of the same nodes, first node and boundary those that the one of least L has no less E than."""
+    """Those that the one of least L, of the same nodes, first node and boundary, has more E than."""
     if suffixes.nodes.shape[1] < 3:  # two nodes of which one is the first have one order
         return suffixes
     same = np.column_stack(
