@@ -81,7 +81,8 @@ class PoolSearch:
 
     def run(self) -> Pool:
         """Looks for clusters and for prices."""
-        self._survey()
+        if self._survey() > _LENGTHS[-1]:  # far too many clusters to look at
+            return Pool([], None, np.inf, is_proven=False)
         bound = np.inf
         for least in _LEAST_PRICES:
             prices, seen = self._priced(self._costs.most_stages, least)
@@ -91,9 +92,13 @@ class PoolSearch:
         columns = self._columns
         return Pool(columns.whole(), columns.fastest, bound, seen.is_complete)
 
-    def _survey(self) -> None:
+    def _survey(self) -> int:
+        """First clusters; the fewest stages of those of more than two nodes."""
         reach = Reach(Pricing(self._coarse, self._traits, knows_triples=False))
-        kinds = max(surveyed(reach), default=0)
+        sizes = surveyed(reach)
+        if sizes.start > _LENGTHS[-1]:
+            return sizes.start
+        kinds = max(sizes, default=0)
         if kinds > reach.pricing.num_kinds:
             reach = Reach(Pricing(self._coarse, self._traits, kinds, knows_triples=False))
         alone = reach.pricing.in_pool_order(reach.pricing.alone)
@@ -105,6 +110,7 @@ class PoolSearch:
             self._columns.add(seen.clusters)
             prices = np.maximum(alone, prices * np.clip(seen.worth, *_CHANGE))
         self._rates.update((key, rate) for key, (_, rate) in self._columns.found.items())
+        return sizes.start
 
     def _priced(self, most: int, least: float) -> tuple[Floats, Worthy]:
         """Prices that are worth enough for all clusters, if all could be looked at."""
@@ -112,7 +118,7 @@ class PoolSearch:
             for _ in range(_ROUNDS):
                 prices = duals(self._rates, least * self._worth)
                 seen = SuffixSearch(self._costs, prices, self._enough, length, self._kept).run()
-                if not self._take(seen):
+                if not self._take(seen) or not seen.is_complete:
                     break
             if not seen.is_complete:
                 break

@@ -93,7 +93,7 @@ class LargePool:
         )
         pricing = Pricing(self._loose(number), self._traits, knows_triples=self._is_tight)
         bound = upper_bound(Reach(pricing), priced.prices, self._effort.windows)
-        if several is None:
+        if several is None or not several.clusters:
             return Pool(priced.clusters, priced.fastest, bound, is_proven=False)
         return dataclasses.replace(several, bound=min(bound, several.bound))
 

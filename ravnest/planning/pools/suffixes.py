@@ -20,6 +20,7 @@ from ravnest.planning.pools.outlook import Outlook
 
 _AT_ONCE = 2 * 10**6  # stages that are looked at together
 _EQUAL = 1.0 - 1e-12
+_HOPELESS = 1.3  # times what is enough: when that may have been given up, nothing is proven
 _SLACK = 1.0 + 1e-9  # rounding of sums in another order proves nothing
 
 
@@ -113,6 +114,9 @@ class SuffixSearch:
                 best = max(best, float(self._pace.frequency / whole.product.min()))
             left = self._promising(suffixes.take(~is_whole))
             if left.nodes.shape[1] >= self._most or not len(left):
+                break
+            if self._given_up * _HOPELESS < self._limit:
+                self._given_up = min(self._given_up, float(left.product.min()))
                 break
             suffixes = self._longer(_undominated(left))
         given_up = self._pace.frequency / self._given_up
@@ -231,7 +235,7 @@ class SuffixSearch:
 
 
 def _undominated(suffixes: _Suffixes) -> _Suffixes:
-    """Those that the one of least L, of the same nodes, first node and boundary, has more E than."""
+    """Those that the one of least L, of the same nodes, first node and boundary, exceeds in E."""
     if suffixes.nodes.shape[1] < 3:  # two nodes of which one is the first have one order
         return suffixes
     same = np.column_stack(
