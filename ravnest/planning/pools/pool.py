@@ -93,9 +93,16 @@ class LargePool:
         )
         pricing = Pricing(self._loose(number), self._traits, knows_triples=self._is_tight)
         bound = upper_bound(Reach(pricing), priced.prices, self._effort.windows)
-        if several is None or not several.clusters:
-            return Pool(priced.clusters, priced.fastest, bound, is_proven=False)
-        return dataclasses.replace(several, bound=min(bound, several.bound))
+        other = Pool(priced.clusters, priced.fastest, bound, is_proven=False)
+        if several is None:
+            return other
+        bound = min(bound, several.bound)
+        better = max((other, several), key=lambda each: self._rate_of(each, number))
+        return dataclasses.replace(better, bound=bound)
+
+    def _rate_of(self, pool: Pool, number: int) -> float:
+        found = self._division(pool.clusters, number)
+        return 0.0 if found is None else found.rate
 
     def _one_by_one(self, number: int) -> Pool:
         memory, loose = self._memory(number), self._loose(number)
