@@ -13,22 +13,26 @@ from ravnest.plan.model import NodeSpec
 from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.inputs.settings import PlanningSettings
 from ravnest.planning.inputs.table import Bools, CostTable, Floats, Ints
-from ravnest.planning.pools.large import Effort, Pool, fastest_cluster, search_pool, upper_bound
+from ravnest.planning.pools.large import Pool, PoolSearch, fastest_cluster
 from ravnest.planning.pools.prices import Pricing
 from ravnest.planning.pools.reach import Reach
+from ravnest.planning.pools.windowed import WindowEffort, search_pool, upper_bound
 from ravnest.planning.search.exact import Division
 from ravnest.planning.search.ordering import Cluster, ClusterSearch
 from ravnest.planning.search.pace import Pace, Traits
 from ravnest.planning.search.subsets import along
 
 BOUNDARIES = 27
-"""Boundaries that the search in a large pool looks at."""
+"""Boundaries that the search in a large pool looks at, and the bound of very large ones."""
 
 SLICES = 41
-"""Boundaries, or slices of the graph between them, that the bound looks at."""
+"""Boundaries, or slices of the graph between them, that searches and bounds with more time do."""
+
+FEW = 100
+"""Nodes up to which clusters are looked for one by one."""
 
 MOST_TIGHT = 400
-"""Nodes up to which the bound is as tight as it can be made."""
+"""Nodes up to which the bound of larger pools is as tight as it can be made."""
 
 MANY = 10**6
 """Clusters that averaging is charged for: a ring of many sends its bytes twice a round.
@@ -58,29 +62,54 @@ class LargePool:
         self._table, self._settings = table, settings
         self._nodes = sorted(nodes, key=lambda node: node.node_id)
         self._traits = Traits.of(self._nodes)
-        self._effort = Effort.for_nodes(len(self._nodes))
+        self._effort = WindowEffort.for_nodes(len(self._nodes))
 
     def best(self) -> tuple[Division | None, float]:
         """The division, None where no cluster was found, and a rate that no plan has more of."""
-        several = search_pool(self._pace(self._number), self._traits, self._effort)
+        several = self._search(self._number)
         found = self._division(several.clusters, self._number)
         rate = 0.0 if found is None else found.rate
         if self._fastest_single > rate:
-            fastest = search_pool(self._pace(1), self._traits, self._effort).fastest
+            fastest = self._search(1).fastest
             alone = self._division([] if fastest is None else [fastest], 1)
             if alone is not None and alone.rate > rate:
                 found, rate = alone, alone.rate
-        return found, self._bound(rate, several)
+        return found, self._within(rate, several.bound)
 
     def bound(self, rate: float) -> float:
         """A rate that no plan has more of, when one with a rate is known."""
-        return self._bound(rate, search_pool(self._pace(self._number), self._traits, self._effort))
+        return self._within(rate, self._search(self._number).bound)
 
-    def _bound(self, rate: float, several: Pool) -> float:
-        pricing = Pricing(self._loose(self._number), self._traits, knows_triples=self._is_tight)
-        reach = Reach(pricing)
-        bound = upper_bound(reach, several.prices, self._effort.windows)
+    def _within(self, rate: float, bound: float) -> float:
         return max(rate, min(max(bound, self._fastest_single), self._total_speed()))
+
+    def _search(self, number: int) -> Pool:
+        """One by one where there is time for all clusters, else by windows."""
+        several = self._one_by_one(number) if len(self._nodes) <= FEW else None
+        if several is not None and several.is_proven:
+            return several
+        priced = search_pool(
+            Pace(self._memory(number).thinned(BOUNDARIES), number), self._traits, self._effort
+        )
+        pricing = Pricing(self._loose(number), self._traits, knows_triples=self._is_tight)
+        bound = upper_bound(Reach(pricing), priced.prices, self._effort.windows)
+        other = Pool(priced.clusters, priced.fastest, bound, is_proven=False)
+        if several is None:
+            return other
+        bound = min(bound, several.bound)
+        better = max((other, several), key=lambda each: self._rate_of(each, number))
+        return dataclasses.replace(better, bound=bound)
+
+    def _rate_of(self, pool: Pool, number: int) -> float:
+        found = self._division(pool.clusters, number)
+        return 0.0 if found is None else found.rate
+
+    def _one_by_one(self, number: int) -> Pool:
+        memory, loose = self._memory(number), self._loose(number)
+        is_exact = self._table.last < self._boundaries
+        pace = loose if is_exact else Pace(memory.thinned(self._boundaries), number)
+        coarse = Pace(memory.thinned(BOUNDARIES), number)
+        return PoolSearch(pace, coarse, loose, self._traits).run()
 
     @functools.cached_property
     def _fastest_single(self) -> float:
@@ -93,9 +122,6 @@ class LargePool:
 
     def _memory(self, number: int) -> MemoryModel:
         return MemoryModel(self._table, self._settings, is_averaged=number > 1)
-
-    def _pace(self, number: int) -> Pace:
-        return Pace(self._memory(number).thinned(BOUNDARIES), number)
 
     def _loose(self, number: int) -> Pace:
         """For all cuts: along them, or bounded from below where they are many."""
@@ -110,10 +136,15 @@ class LargePool:
         """Whether there is time for a bound that looks at more cuts, and at all triples."""
         return len(self._nodes) <= MOST_TIGHT
 
+    @property
+    def _boundaries(self) -> int:
+        """That clusters are looked for along."""
+        return SLICES if len(self._nodes) <= FEW else BOUNDARIES
+
     def _division(self, orders: Sequence[tuple[int, ...]], number: int) -> Division | None:
         if not orders:
             return None
-        search = ClusterSearch(self._table, self._settings, number, BOUNDARIES)
+        search = ClusterSearch(self._table, self._settings, number, self._boundaries)
         clusters: list[Cluster] = []
         used: set[int] = set()
         for order in orders:

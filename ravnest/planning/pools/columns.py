@@ -1,0 +1,158 @@
+"""Clusters found so far, and the programmes over them: prices of nodes, and whole clusters.
+
+HiGHS solves them (scipy), limited by nodes of its tree and never by time: the same pool gives the
+same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import optimize, sparse
+
+from ravnest.planning.inputs.table import Floats, Ints
+from ravnest.planning.search.labels import pareto_points
+from ravnest.planning.search.pace import Pace, Traits
+
+_LABELS = 3
+_MOST_INTEGER = 200  # nodes up to which whole clusters come from an integer programme
+_TAKEN = 0.6
+_GAP = 1e-3
+_TREE = 50
+
+
+@dataclass(slots=True)
+class Columns:
+    """The best order and rate per set of nodes."""
+
+    pace: Pace
+    traits: Traits
+    found: dict[tuple[int, ...], tuple[tuple[int, ...], float]] = field(default_factory=dict)
+
+    def add(self, orders: Iterable[tuple[int, ...]]) -> None:
+        """Takes in clusters with the rates of their best cuts."""
+        by_size: dict[int, list[tuple[int, ...]]] = {}
+        for order in orders:
+            by_size.setdefault(len(order), []).append(order)
+        for _, same in sorted(by_size.items()):
+            rates = rates_of(self.pace, self.traits, np.array(same))
+            for order, rate in zip(same, rates.tolist(), strict=True):
+                self.add_rated(order, rate)
+
+    def add_rated(self, order: tuple[int, ...], rate: float) -> None:
+        """Takes in a cluster whose rate is known."""
+        key = tuple(sorted(order))
+        if rate > 0 and (key not in self.found or self.found[key][1] < rate):
+            self.found[key] = (order, rate)
+
+    def matrix(self, keys: Sequence[tuple[int, ...]]) -> sparse.csr_matrix:
+        """Nodes by columns, 1 where a cluster has a node."""
+        rows = [node for key in keys for node in key]
+        columns = [index for index, key in enumerate(keys) for _ in key]
+        shape = (len(self.traits), len(keys))
+        return sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=shape)
+
+    def rates(self, keys: Sequence[tuple[int, ...]]) -> Floats:
+        """Of these clusters."""
+        return np.array([self.found[key][1] for key in keys])
+
+    @property
+    def fastest(self) -> tuple[int, ...] | None:
+        """The one cluster with the highest rate, None where none was found."""
+        best = max(self.found.values(), key=lambda each: each[1], default=None)
+        return None if best is None else best[0]
+
+    def whole(self) -> list[tuple[int, ...]]:
+        """Disjoint clusters of much rate.
+
+        By an integer programme for some hundred nodes, by rounding the linear one for more.
+        """
+        if not self.found:
+            return []
+        keys = sorted(self.found)
+        if len(self.traits) <= _MOST_INTEGER:
+            result = optimize.milp(
+                -self.rates(keys),
+                constraints=optimize.LinearConstraint(self.matrix(keys), -np.inf, 1.0),
+                integrality=np.ones(len(keys)),
+                bounds=optimize.Bounds(0, 1),
+                options={"mip_rel_gap": _GAP, "node_limit": _TREE},
+            )
+            if result.x is not None:
+                chosen = [key for key, share in zip(keys, result.x, strict=True) if share > 0.5]
+                return [self.found[key][0] for key in chosen]
+        return self._rounded(keys)
+
+    def _rounded(self, keys: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Takes what the linear programme takes nearly whole, and asks it again about the rest."""
+        chosen: list[tuple[int, ...]] = []
+        while keys:
+            shares = self._relaxation(keys)
+            ranked = sorted(range(len(keys)), key=lambda index: (-shares[index], keys[index]))
+            limit = min(_TAKEN, float(shares[ranked[0]]) - 1e-9)
+            taken: set[int] = set()
+            for index in ranked:
+                if shares[index] < limit:
+                    break
+                if taken.isdisjoint(keys[index]):
+                    chosen.append(keys[index])
+                    taken.update(keys[index])
+            keys = [key for key in keys if taken.isdisjoint(key)]
+        return [self.found[key][0] for key in chosen]
+
+    def _relaxation(self, keys: Sequence[tuple[int, ...]]) -> Floats:
+        """How much of each cluster the linear programme takes."""
+        result = optimize.linprog(
+            -self.rates(keys),
+            A_ub=self.matrix(keys),
+            b_ub=np.ones(len(self.traits)),
+            bounds=(0, None),
+            method="highs",
+        )
+        return np.asarray(result.x)
+
+
+def rates_of(pace: Pace, traits: Traits, orders: Ints) -> Floats:
+    """Microbatches per second of pipelines [row, stage] along good cuts; 0 where none fits.
+
+    By three labels per boundary, with which they are nearly always the best cuts.
+    """
+    rows, stages = orders.shape
+    excess = np.full((rows, _LABELS, pace.size), np.inf)
+    excess[:, 0, -1] = 0.0
+    loop = excess.copy()
+    for index in range(stages - 1, -1, -1):
+        added = traits.take(orders[:, index])
+        new_excess, new_loop = np.full_like(excess, np.inf), np.full_like(loop, np.inf)
+        for start in range(pace.size - 1) if index else (0,):
+            longer, larger = pace.prepend(loop, excess, added, stages - index, start)
+            found = pareto_points(larger.reshape(rows, -1), longer.reshape(rows, -1), _LABELS)
+            new_excess[:, :, start], new_loop[:, :, start] = found[:2]
+        excess, loop = new_excess, new_loop
+        if index:
+            loop += pace.link_seconds(added, traits.take(orders[:, index - 1]))[:, None]
+    times = pace.step_time(loop[:, :, 0], excess[:, :, 0]).min(axis=1)
+    return np.where(np.isfinite(times), pace.microbatch_rate(times), 0.0)
+
+
+def duals(rates: Mapping[tuple[int, ...], float], least: Floats) -> Floats:
+    """The cheapest prices that none of some clusters is worth more than.
+
+    Args:
+        rates: of clusters, by their nodes.
+        least: that each price is at least.
+    """
+    rows = [index for index, key in enumerate(rates) for _ in key]
+    nodes = [node for key in rates for node in key]
+    shape = (len(rates), len(least))
+    matrix = sparse.csr_matrix((np.full(len(rows), -1.0), (rows, nodes)), shape=shape)
+    result = optimize.linprog(
+        np.ones(len(least)),
+        A_ub=matrix,
+        b_ub=-np.array(list(rates.values())),
+        bounds=np.column_stack((least, np.full(len(least), np.inf))),
+        method="highs",
+    )
+    return np.asarray(result.x)
