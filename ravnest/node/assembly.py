@@ -113,6 +113,7 @@ def assemble(
         plan.stage,
         plan.num_stages,
         inputs.settings.microbatches_per_step,
+        plan.slack,
     )
     engine = StageEngine(
         inputs.stage.train,

@@ -367,7 +367,7 @@ def _grpc_transport(plan: NodePlan, options: NodeOptions, formats: Formats) -> G
 
 def _window(plan: NodePlan) -> int:
     """More than a schedule has in flight, so that no send in training waits for a credit."""
-    return max(TransportSettings().window, 2 * plan.num_stages)
+    return max(TransportSettings().window, 2 * (plan.num_stages + plan.slack))
 
 
 def _is_mean(criterion: Criterion | None, reduction: str | None) -> bool:

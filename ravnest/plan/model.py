@@ -252,6 +252,7 @@ class NodePlan:
     shared: tuple[SharedParameter, ...] = ()
     needed_bytes: int = 0
     memory_bytes: int = 0
+    slack: int = 0
     compressions: tuple[LinkCompression, ...] = ()
     schema: int = SCHEMA_VERSION
     sha256: str = ""

@@ -63,6 +63,7 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         shared=shared,
         needed_bytes=stage.needed_bytes,
         memory_bytes=node.memory_bytes,
+        slack=_slack(plan, stage.node_id),
         compressions=_compressions(plan, stage.node_id),
     )
 
@@ -73,6 +74,11 @@ def _compressions(plan: Plan, node_id: int) -> tuple[LinkCompression, ...]:
     return tuple(
         link for link in plan.prediction.compressions if node_id in (link.source, link.target)
     )
+
+
+def _slack(plan: Plan, node_id: int) -> int:
+    predicted = () if plan.prediction is None else plan.prediction.stages
+    return next((each.slack for each in predicted if each.node_id == node_id), 0)
 
 
 def _dealing(plan: Plan) -> tuple[int, ...]:

@@ -64,6 +64,8 @@ class StagePrediction:
         busy: share of the step time in which it computes.
         weight_s: the part of `backward_s` that is for gradients of weights, where the schedule
             computes them apart.
+        slack: microbatches it may start beyond those that fill equal stages without delays, so
+            that its links are filled as well.
     """
 
     node_id: int
@@ -73,6 +75,7 @@ class StagePrediction:
     update_s: float
     busy: float
     weight_s: float = 0.0
+    slack: int = 0
 
 
 class Traffic(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ravnest.plan.prediction import (
     ClusterPrediction,
     LinkCompression,
     LinkPrediction,
+    MemoryBudget,
     PlannedRun,
     Prediction,
     StagePrediction,
@@ -34,6 +35,7 @@ from ravnest.planning.inputs.table import CostTable
 from ravnest.planning.rings import owner_of
 from ravnest.planning.search.ordering import Cluster
 from ravnest.planning.search.pace import latency_of, work_factor
+from ravnest.planning.slack import choose_slacks
 from ravnest.planning.timing import (
     ExchangeTime,
     LinkTime,
@@ -219,6 +221,7 @@ class _Pipeline:
         if settings.compression == AUTO:
             self._ratios = [ratios_of(choice.name) for choice in self._choices]
             self._time = pipeline_time(memory, cluster, self._exchanged, self._ratios)
+        self._time = replace(self._time, slacks=choose_slacks(self._time, self._fits))
         self._state: SteadyState = steady_state(self._time)
 
     @property
@@ -226,19 +229,28 @@ class _Pipeline:
         return self._state.step_time_s
 
     def stages(self) -> Iterator[StagePrediction]:
-        positions = self._memory.table.positions
-        cuts = np.searchsorted(positions, self._cluster.cutting.cuts).tolist()
-        size = len(self._cluster.nodes)
         for k, (node, time) in enumerate(zip(self._cluster.nodes, self._time.stages, strict=True)):
+            slack = self._time.slacks[k]
             yield StagePrediction(
                 node_id=node.node_id,
-                memory=self._memory.on(node).budget(cuts[k], cuts[k + 1], k, size),
+                memory=self._budget(k, slack),
                 forward_s=time.forward_s,
                 backward_s=time.backward_s,
                 update_s=time.update_s,
                 busy=self._state.busy[k],
                 weight_s=time.weight_s,
+                slack=slack,
             )
+
+    def _budget(self, stage: int, slack: int) -> MemoryBudget:
+        nodes, positions = self._cluster.nodes, self._memory.table.positions
+        start, end = np.searchsorted(positions, self._cluster.cutting.cuts[stage : stage + 2])
+        memory = self._memory.on(nodes[stage])
+        memory = replace(memory, settings=replace(memory.settings, slack=slack))
+        return memory.budget(int(start), int(end), stage, len(nodes))
+
+    def _fits(self, stage: int, slack: int) -> bool:
+        return self._budget(stage, slack).total <= self._cluster.nodes[stage].memory_bytes
 
     def links(self, averaging_s: float) -> Iterator[LinkPrediction]:
         """Its links; loads are shares of a step with its part of averaging."""

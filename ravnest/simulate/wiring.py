@@ -123,6 +123,7 @@ class Wiring:
             num_steps=self._num_steps,
             steps_per_round=run.steps_per_round if averages else None,
             ties=self._ties[cluster_id],
+            slacks=tuple(self._costs[node_id].slack for node_id in nodes),
         )
         num_lanes = FIRST_TIED_LANE + (len(nodes) if shape.ties else 0)
         scripts = scripts_of(shape)

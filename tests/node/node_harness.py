@@ -52,12 +52,18 @@ def make_plan(
     *,
     nodes: int = 3,
     clusters: int = 1,
+    **benchmarks: float,
 ) -> Run:
-    """Plans `model` for nodes that exist in this process only."""
+    """Plans `model` for nodes that exist in this process only.
+
+    Args:
+        benchmarks: of every node, as in node_configs.json.
+    """
     node_data = folder / "node_data"
     node_data.mkdir(parents=True)
+    benchmarks = {"ram": 4, "bandwidth": 1000, **benchmarks}
     entries = {
-        str(node): {"IP": f"127.0.0.1:{9000 + node}", "benchmarks": {"ram": 4, "bandwidth": 1000}}
+        str(node): {"IP": f"127.0.0.1:{9000 + node}", "benchmarks": benchmarks}
         for node in range(nodes)
     }
     (node_data / "node_configs.json").write_text(json.dumps(entries))

@@ -128,6 +128,8 @@ class PlanningSettings:
         rounds_overlap: training goes on beside rounds, so that they keep what was sent.
         assumed: in words, what nobody said.
         num_nodes: nodes there are, None where that is not known; no cluster has more stages.
+        slack: microbatches that the stage asked about may start beyond the least, see
+            `ravnest.stage.schedule.StagePosition`.
     """
 
     schedule: Schedule = Schedule.ONE_F_ONE_B
@@ -145,6 +147,7 @@ class PlanningSettings:
     rounds_overlap: bool = False
     assumed: tuple[str, ...] = ()
     num_nodes: int | None = None
+    slack: int = 0
 
     @property
     def frequency(self) -> int:
@@ -163,18 +166,22 @@ class PlanningSettings:
 
     def in_flight(self, index: int, num_stages: int) -> int:
         """Microbatches that stage `index` holds at most."""
-        frequency = self.update_frequency or num_stages
-        return self.schedule.max_in_flight(index, num_stages, frequency)
+        frequency = self._enough(num_stages)
+        return self.schedule.max_in_flight(index, num_stages, frequency, self.slack)
 
     def in_flight_at_step(self, index: int, num_stages: int) -> int:
         """Microbatches that stage `index` holds during an optimizer step at most."""
-        frequency = self.update_frequency or num_stages
-        return self.schedule.in_flight_at_step(index, num_stages, frequency)
+        frequency = self._enough(num_stages)
+        return self.schedule.in_flight_at_step(index, num_stages, frequency, self.slack)
 
     def recomputes(self, index: int, num_stages: int) -> bool:
         """Whether a stage runs its forward passes twice; with one ahead it would save none."""
-        frequency = self.update_frequency or num_stages
-        return self.recompute and self.schedule.max_ahead(index, num_stages, frequency) > 1
+        ahead = self.schedule.max_ahead(index, num_stages, self._enough(num_stages), self.slack)
+        return self.recompute and ahead > 1
+
+    def _enough(self, num_stages: int) -> int:
+        """Microbatches per step; where nobody said, so many that they limit nothing."""
+        return self.update_frequency or num_stages + self.slack
 
     def kept(self, index: int, num_stages: int) -> int:
         """Microbatches of which stage `index` holds all that backward needs at most."""
@@ -189,7 +196,7 @@ class PlanningSettings:
     def compensates(self, index: int, num_stages: int) -> bool:
         """Whether a stage corrects the steps of its optimizer: only where gradients are late."""
         frequency = self.update_frequency or 1
-        late = self.schedule.max_staleness(index, num_stages, frequency)
+        late = self.schedule.max_staleness(index, num_stages, frequency, self.slack)
         return self.compensation.for_delay(late) is not None
 
     def averages(self, index: int, num_stages: int) -> int:
@@ -199,11 +206,13 @@ class PlanningSettings:
 
     def stashed(self, index: int, num_stages: int) -> int:
         """Older weight versions that stage `index` holds at most."""
-        return self.schedule.stashed_versions(index, num_stages, self.update_frequency or 1)
+        frequency = self.update_frequency or 1
+        return self.schedule.stashed_versions(index, num_stages, frequency, self.slack)
 
     def lasting(self, index: int, num_stages: int) -> int:
         """Those of them that meet a whole set of gradients."""
-        return self.schedule.lasting_versions(index, num_stages, self.update_frequency or 1)
+        frequency = self.update_frequency or 1
+        return self.schedule.lasting_versions(index, num_stages, frequency, self.slack)
 
 
 def parse_settings(

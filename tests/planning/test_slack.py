@@ -1,0 +1,96 @@
+"""More in flight where links delay: as much as fills them, as far as memory goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ravnest.planning.slack import choose_slacks
+from ravnest.planning.timing import LinkTime, PipelineTime, StageTime, steady_state
+from ravnest.stage.schedule import Schedule
+
+seconds = st.sampled_from([0.0, 0.01, 0.1, 0.3, 1.0])
+links = st.builds(LinkTime, seconds, seconds, seconds)
+stages = st.builds(StageTime, st.sampled_from([0.05, 0.1, 0.4]), st.sampled_from([0.1, 0.5]))
+
+
+def pipeline(latency_s: float, schedule: Schedule = Schedule.ASYNC) -> PipelineTime:
+    """Three stages of 0.1 s and 8 microbatches a step."""
+    same = (StageTime(0.04, 0.06),) * 3
+    return PipelineTime(schedule, 8, same, (LinkTime(0.01, 0.01, latency_s),) * 2)
+
+
+def everything(stage: int, slack: int) -> bool:
+    return True
+
+
+def test_without_delays_nothing_more_is_started() -> None:
+    same = (StageTime(0.04, 0.06),) * 3
+    assert choose_slacks(replace(pipeline(0.0), links=(LinkTime(0, 0, 0),) * 2), everything) == (
+        *(0, 0, 0),
+    )
+    alone = PipelineTime(Schedule.ASYNC, 8, same[:1], ())
+    assert choose_slacks(alone, everything) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "slacks", "step_s"),
+    [
+        # Both circles take 0.2 s of computing and 0.32 s on the way; the stages 0.1 s.
+        (Schedule.ASYNC, (6, 3, 0), 0.835),  # 9 in flight at most, or gradients would be older
+        (Schedule.TWO_BW, (6, 3, 0), 0.835),
+        (Schedule.ONE_F_ONE_B, (5, 4, 0), 1.64),
+    ],
+)
+def test_delays_are_hidden_behind_more_in_flight(
+    schedule: Schedule, slacks: tuple[int, ...], step_s: float
+) -> None:
+    delayed = pipeline(0.15, schedule)
+    assert choose_slacks(delayed, everything) == slacks
+    assert steady_state(replace(delayed, slacks=slacks)).step_time_s == pytest.approx(
+        step_s, rel=0.01
+    )
+    assert steady_state(delayed).step_time_s > 1.7 * step_s
+
+
+def test_steps_of_many_microbatches_take_no_longer_than_the_stages() -> None:
+    delayed = replace(pipeline(0.15), update_frequency=32)
+    slacks = choose_slacks(delayed, everything)
+    assert slacks == (8, 4, 0)
+    assert steady_state(replace(delayed, slacks=slacks)).step_time_s == pytest.approx(3.2)
+
+
+def test_what_does_not_fit_is_not_started() -> None:
+    slacks = choose_slacks(pipeline(0.15), lambda stage, slack: slack <= (2, 9, 9)[stage])
+    assert slacks == (2, 1, 0)
+    assert choose_slacks(pipeline(0.15), lambda stage, slack: slack == 0) == (0, 0, 0)
+
+
+@given(
+    st.sampled_from(Schedule),
+    st.integers(1, 9),
+    st.integers(1, 5).flatmap(
+        lambda n: st.tuples(
+            st.tuples(*[stages] * n),
+            st.tuples(*[links] * (n - 1)),
+            st.tuples(*[st.integers(0, 6)] * n),
+        )
+    ),
+)
+def test_slack_makes_no_step_slower_and_no_stage_has_less_in_flight_than_the_next(
+    schedule: Schedule,
+    frequency: int,
+    shape: tuple[tuple[StageTime, ...], tuple[LinkTime, ...], tuple[int, ...]],
+) -> None:
+    parts, between, most = shape
+    frequency = max(frequency, len(parts)) if schedule is Schedule.TWO_BW else frequency
+    plain = PipelineTime(schedule, frequency, parts, between)
+    slacks = choose_slacks(plain, lambda stage, slack: slack <= most[stage])
+    assert all(slack <= limit for slack, limit in zip(slacks, most, strict=True))
+    deep = replace(plain, slacks=slacks)
+    ahead = [deep.position(k).max_ahead for k in range(len(parts))]
+    assert ahead == sorted(ahead, reverse=True)
+    assert steady_state(deep).step_time_s <= steady_state(plain).step_time_s * (1 + 1e-9)
