@@ -139,6 +139,7 @@ def _stage(view: StageView) -> dict[str, Any]:
         "backward_s": predicted and predicted.backward_s,
         "update_s": predicted and predicted.update_s,
         "busy": predicted and predicted.busy,
+        "slack": predicted and predicted.slack,
     }
 
 
