@@ -10,7 +10,14 @@ from pathlib import Path
 import torch
 
 from examples.digits.memory import peak_memory_bytes
-from examples.digits.model import LEARNING_RATE, SEED, DigitsCNN, load_data, loss_fn
+from examples.digits.model import (
+    LEARNING_RATE,
+    SEED,
+    DigitsCNN,
+    load_data,
+    loss_fn,
+    make_data,
+)
 from ravnest import Node, Trainer, clusterize, set_seed
 
 NUM_EPOCHS = 6
@@ -35,6 +42,7 @@ def main(name: str) -> None:
     """Plans, or trains as one node, and writes its peak memory."""
     set_seed(SEED)
     if name == "plan":
+        make_data(Path("digits.safetensors"))
         clusterize(DigitsCNN(), example_args=(torch.rand(64, 1, 8, 8),), num_clusters=1)
         return
     train_loader, _ = load_data()

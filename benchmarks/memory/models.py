@@ -145,7 +145,7 @@ def _text(
 
 def digits_cnn() -> nn.Module:
     """The demo's network."""
-    from examples.digits.model import DigitsCNN  # its module imports scikit-learn
+    from examples.digits.model import DigitsCNN
 
     torch.manual_seed(SEED)
     return DigitsCNN()

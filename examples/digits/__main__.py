@@ -75,8 +75,8 @@ def run_providers(title: str, work: Path, *, num_nodes: int, num_clusters: int) 
     write_node_configs(work / "node_data" / "node_configs.json", num_nodes)
     set_seed(SEED)
     model = DigitsCNN()
-    _, test_loader = load_data()
     with chdir(work):
+        _, test_loader = load_data()  # which the providers find
         plan = clusterize(model, example_args=(torch.rand(64, 1, 8, 8),), num_clusters=num_clusters)
         names = [f"node_{stage.node_id}" for stage in plan.stages]
         codes = run_all([["examples.digits.provider", name] for name in names], work)
