@@ -163,10 +163,26 @@ def test_options_train_on_a_device_and_beside_a_processor(
     assert any(not torch.equal(value, before[name]) for name, value in fused(run).items())
 
 
-def test_clusters_on_unlike_devices_average_to_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"average_optim": True, "reduce_factor": 1},
+        {"outer_optimizer": "nesterov", "averaging_compression": "int8", "reduce_factor": 2},
+        {
+            "outer_optimizer": "sgd",
+            "averaging_overlap": 1,
+            "averaging_fragments": 2,
+            "reduce_factor": 2,
+        },
+    ],
+    ids=["plain", "outer in 8 bits", "overlapping fragments"],
+)
+def test_clusters_on_unlike_devices_average_to_the_same_bytes(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
     run = make_plan(tmp_path / "run", build(), (X[:BATCH],), nodes=4, clusters=2)
     each = {node: {"device": "cuda:0"} for node in run.plan.clusters[1]}
-    run_cleanly(run, train, each=each, average_optim=True, reduce_factor=1, **ADAM)
+    run_cleanly(run, train, each=each, **options, **ADAM)
     first, second = fused(run, 0), fused(run, 1)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
