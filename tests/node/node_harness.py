@@ -38,6 +38,12 @@ class Run:
         """What the node at a position returned."""
         return self.results[self.plan.clusters[cluster][stage]]
 
+    def slack(self, stage: int, cluster: int = 0) -> int:
+        """Microbatches that the plan lets a stage start beyond the least."""
+        assert self.plan.prediction is not None
+        node_id = self.plan.clusters[cluster][stage]
+        return next(s.slack for s in self.plan.prediction.stages if s.node_id == node_id)
+
     def events(self, node_id: int, name: str) -> list[dict[str, Any]]:
         """Events of one name that a node has logged."""
         lines = (self.folder / "events" / f"node_{node_id}.jsonl").read_text().splitlines()

@@ -144,7 +144,7 @@ def async_norms_and_weights(run: Any, max_norm: float, frequency: int) -> tuple[
     seen, last_forward = [], []
     for index in range(num_stages):
         steps, versions, latest = 0, [], []
-        position = StagePosition(Schedule.ASYNC, index, num_stages, frequency)
+        position = StagePosition(Schedule.ASYNC, index, num_stages, frequency, run.slack(index))
         for action in list_actions(position, len(batches)):
             if action.kind is ActionKind.FORWARD:
                 versions.append(steps)

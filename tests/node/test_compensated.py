@@ -41,14 +41,19 @@ def criterion(predictions: torch.Tensor, targets: Any) -> torch.Tensor:
 
 
 def simulate(
-    firsts: list[int], schedule: Schedule, frequency: int, method: DelayCompensation, optimizer: str
+    firsts: list[int],
+    schedule: Schedule,
+    frequency: int,
+    method: DelayCompensation,
+    optimizer: str,
+    slacks: tuple[int, ...] = (0,) * NUM_STAGES,
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
     model = build()
     bounds = [*firsts, len(model)]
     stages = [
         DelayedStage(
             model[bounds[k] : bounds[k + 1]],
-            StagePosition(schedule, k, NUM_STAGES, frequency),
+            StagePosition(schedule, k, NUM_STAGES, frequency, slacks[k]),
             lambda delay: UpdateSettings(*OPTIMIZERS[optimizer], compensation=method, delay=delay),
         )
         for k in range(NUM_STAGES)
@@ -86,7 +91,8 @@ def test_nodes_train_as_simulated(
         criterion=criterion,
     )
     firsts = [run.result_of(stage) for stage in range(NUM_STAGES)]
-    expected, losses = simulate(firsts, Schedule(schedule), frequency, method, optimizer)
+    slacks = tuple(map(run.slack, range(NUM_STAGES)))
+    expected, losses = simulate(firsts, Schedule(schedule), frequency, method, optimizer, slacks)
     fused = model_fusion(node_data=tmp_path / "node_data", trained=tmp_path / "trained")
     for name, tensor in expected.items():
         assert torch.allclose(fused[name], tensor, atol=1e-6), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from hypothesis import given
@@ -50,10 +51,13 @@ def test_sharing_never_locks_up_and_never_fills_a_window(
     """Stages run in any order that their waits allow; the drawn one stands for all."""
     index = st.integers(0, num_stages - 1)
     pairs = data.draw(st.sets(st.tuples(index, index).filter(lambda pair: pair[0] < pair[1])))
+    more = data.draw(st.lists(st.integers(0, 3), min_size=num_stages - 1, max_size=num_stages - 1))
+    slacks = list(itertools.accumulate(more, initial=0))[::-1]
     stages = [
         _Stage(position, list(list_actions(position, total)))
         for position in (
-            StagePosition(schedule, i, num_stages, frequency) for i in range(num_stages)
+            StagePosition(schedule, i, num_stages, frequency, slack)
+            for i, slack in enumerate(slacks)
         )
     ]
 

@@ -128,7 +128,9 @@ def async_reference(run: Run, frequency: int, lr: float) -> Net:
     batches = list(loader())
     seen: list[list[int]] = []  # per stage, the version each microbatch's forward pass sees
     for stage in stages:
-        position = StagePosition(Schedule.ASYNC, stage.index, len(stages), frequency)
+        position = StagePosition(
+            Schedule.ASYNC, stage.index, len(stages), frequency, run.slack(stage.index)
+        )
         steps, versions = 0, []
         for action in list_actions(position, len(batches)):
             if action.kind is ActionKind.FORWARD:

@@ -164,7 +164,11 @@ def async_reference(run: Run, frequency: int, kind: Callable[[], Any]) -> torch.
     optimizers = [adam(parameters.values()) for parameters in live]
     schedulers = [decay(optimizer) for optimizer in optimizers]
     history = [[{n: p.detach().clone() for n, p in each.items()}] for each in live]
-    seen = [_versions_seen(stage.index, len(stages), frequency, len(batches)) for stage in stages]
+    positions = [
+        StagePosition(Schedule.ASYNC, stage.index, len(stages), frequency, run.slack(stage.index))
+        for stage in stages
+    ]
+    seen = [_versions_seen(position, len(batches)) for position in positions]
     for number, batch in enumerate(batches):
         for versions, known in zip(seen, history, strict=True):
             for name, value in known[versions[number]].items():
@@ -191,8 +195,7 @@ def async_reference(run: Run, frequency: int, kind: Callable[[], Any]) -> torch.
     return model
 
 
-def _versions_seen(stage: int, num_stages: int, frequency: int, total: int) -> list[int]:
-    position = StagePosition(Schedule.ASYNC, stage, num_stages, frequency)
+def _versions_seen(position: StagePosition, total: int) -> list[int]:
     steps, versions = 0, []
     for action in list_actions(position, total):
         if action.kind is ActionKind.FORWARD:
