@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ravnest.planning.timing import PipelineTime, steady_state
-from ravnest.stage.schedule import Schedule
 
 WORTH = 0.01  # of the step's time
 _COARSER = 1.03
@@ -97,8 +96,5 @@ def _slowest_part(pipeline: PipelineTime) -> float:
 
 def _most_ahead(pipeline: PipelineTime, stage: int) -> int:
     """What the schedule lets a stage have in flight, however much slack there is."""
-    frequency = pipeline.update_frequency
-    if pipeline.schedule is Schedule.TWO_BW:
-        return frequency + 1  # beyond it forward passes wait for the weights of a step
     position = replace(pipeline.position(stage), slack=_MAX_AHEAD * len(pipeline.stages))
     return position.max_ahead

@@ -66,15 +66,24 @@ class Schedule(StrEnum):
     def depth(self, stage: int, num_stages: int, update_frequency: int, slack: int = 0) -> int:
         """Microbatches that a stage starts before it awaits the gradients of the first.
 
-        As many as there are stages from here on, and `slack` more. Without a flush and a fixed age
-        of the weights only as many more as make no gradient older, counted in optimizer steps.
+        As many as there are stages from here on, and `slack` more, as far as weights allow: under a
+        flush those of one step, under `2bw` one more, otherwise so many that no gradient gets
+        older, counted in optimizer steps. Always one more than the next stage at least, so that
+        slack that was planned for another run makes none slower.
         """
         behind = num_stages - stage - 1
         if not behind or not slack:
             return behind + 1
-        if not self.is_flushed and not self.delays(num_stages):
-            slack = min(slack, -behind % update_frequency)
-        return behind + 1 + slack
+        if self.is_flushed:
+            most = update_frequency - stage
+        elif self.delays(num_stages):
+            most = update_frequency + 1 - stage
+        elif stage < (num_stages - 1) % update_frequency:
+            steps = -(-behind // update_frequency)  # as many as for the root
+            most = steps * update_frequency + 1 - stage
+        else:
+            most = 0  # this stage, or one before, has all that its age allows
+        return max(behind + 1, min(behind + 1 + slack, most))
 
     def max_ahead(self, stage: int, num_stages: int, update_frequency: int, slack: int = 0) -> int:
         """Microbatches between their forward pass and the gradients of their inputs at most."""

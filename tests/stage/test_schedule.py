@@ -50,6 +50,21 @@ def test_slack_starts_microbatches_earlier_and_applies_the_same_steps() -> None:
     assert listed(flushed, 2, 3, 4, 4, slack=5) == listed(flushed, 2, 3, 4, 4)
 
 
+@given(positions, st.lists(st.integers(0, 4), min_size=8, max_size=8))
+def test_slack_that_was_planned_for_other_runs_keeps_a_stage_ahead_of_the_next(
+    shape: tuple[Schedule, int, int], more: list[int]
+) -> None:
+    """Where two stages start equally many, every microbatch waits for a whole way around."""
+    schedule, stages, frequency = shape
+    slacks = list(itertools.accumulate(more[: stages - 1], initial=0))[::-1]
+    places = [StagePosition(schedule, k, stages, frequency, each) for k, each in enumerate(slacks)]
+    plain = [replace(each, slack=0).max_ahead for each in places]
+    ahead = [each.max_ahead for each in places]
+    for k in range(stages - 1):
+        assert ahead[k] - ahead[k + 1] >= min(1, plain[k] - plain[k + 1])
+        assert ahead[k] >= plain[k]
+
+
 def test_async_does_not_flush_between_steps() -> None:
     assert listed(Schedule.ASYNC, 0, 2, 2, 5) == "F0 F1 B0 F2 B1 S0 F3 B2 F4 B3 S1 B4 S2"
     assert listed(Schedule.ASYNC, 1, 2, 2, 5) == "F0 B0 F1 B1 S0 F2 B2 F3 B3 S1 F4 B4 S2"
