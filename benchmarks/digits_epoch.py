@@ -18,7 +18,7 @@ from examples.digits.model import (
     loss_fn,
     make_data,
 )
-from ravnest import Node, Trainer, clusterize, set_seed
+from ravnest import Node, Trainer, set_seed
 
 NUM_EPOCHS = 6
 
@@ -42,6 +42,8 @@ def main(name: str) -> None:
     """Plans, or trains as one node, and writes its peak memory."""
     set_seed(SEED)
     if name == "plan":
+        from ravnest import clusterize  # which providers neither need nor import
+
         make_data(Path("digits.safetensors"))
         clusterize(DigitsCNN(), example_args=(torch.rand(64, 1, 8, 8),), num_clusters=1)
         return
