@@ -31,7 +31,7 @@ def usable_device(device: torch.device | str) -> torch.device:
 
 def warn_unplanned(device: torch.device, planned: str | None) -> None:
     """Says when memory and times of the plan are those of another kind of device."""
-    if planned is not None and torch.device(planned).type != device.type:
+    if planned is not None and planned.split(":")[0] != device.type:
         logger.warning(
             "planned for device %r (node_configs.json), but computes on %r; memory and times of "
             "the plan are not those of this run. Pass Node(device=%r), or change the file and plan "
@@ -43,16 +43,17 @@ def warn_unplanned(device: torch.device, planned: str | None) -> None:
 def moved(batch: Any, device: torch.device) -> Any:
     """A batch in its own types with its tensors on the device.
 
-    Containers are looked into; what else has `.to(device)` (a tokenizer's batch) is asked.
+    What has `.to(device)` is asked (a tokenizer's batch; a PackedSequence, whose sizes must stay on
+    the CPU); other containers are looked into.
     """
+    if hasattr(batch, "to"):
+        return batch.to(device)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(moved(value, device) for value in batch))
     if type(batch) in (list, tuple):
         return type(batch)(moved(value, device) for value in batch)
     if type(batch) is dict:
         return {key: moved(value, device) for key, value in batch.items()}
-    if hasattr(batch, "to"):
-        return batch.to(device)
     if isinstance(batch, Mapping):
         make: Callable[[dict[Any, Any]], Any] = type(batch)
         try:

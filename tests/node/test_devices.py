@@ -48,6 +48,13 @@ def test_a_batch_is_moved_in_its_own_types() -> None:
     assert x.device.type == "cpu"
 
 
+def test_a_packed_sequence_keeps_its_sizes_on_the_cpu() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    there = moved([packed], META)[0]
+    assert there.data.device == META
+    assert there.batch_sizes.device.type == "cpu"
+
+
 def test_another_device_than_planned_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="ravnest"):
         warn_unplanned(torch.device("cpu"), None)
