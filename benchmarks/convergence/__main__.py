@@ -6,21 +6,21 @@ held-out data over the last tenth of the run. `async` makes a step with every ba
 S uses gradients of S-1-i steps ago; `2bw` one step ago on every stage, whatever their number. One
 process computes all of it with the weight versions that the schedules give (`delayed`). The time
 claim is composed: steps needed for the loss, times the exact model's seconds per step (`pace`).
+Runs are apart from each other and go over all cores, one each; a run's result is the same whatever
+their number.
 """
 
 from __future__ import annotations
 
-import logging
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from benchmarks.convergence.pace import NUM_MICROBATCHES, OTHER_NUMBERS, step_time_s
-from benchmarks.convergence.runs import OPTIMIZERS, Run, final_loss
+from benchmarks.convergence.runs import OPTIMIZERS, Run
+from benchmarks.convergence.side_by_side import Losses
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.report import Claim, finish, parse_arguments
 from ravnest.stage.delays import DelayCompensation
@@ -53,6 +53,7 @@ ROWS = (
     Row("async, 8 stages, uncompensated", Schedule.ASYNC, 8, OFF),
     Row("async, 8 stages", Schedule.ASYNC, 8, AUTO, 0.05),
 )
+ALL_ROWS = (SYNCHRONOUS, *ROWS)
 UNJUDGED = tuple(row for row in ROWS if row.goal is None)  # one seed shows their size
 
 
@@ -66,6 +67,28 @@ class Extent:
     shortened: int
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A row of the table for one task and optimizer."""
+
+    task: str
+    optimizer: str
+    row: Row
+
+    def rates(self, extent: Extent) -> tuple[float, ...]:
+        """The grid, or its middle."""
+        rates = TASKS[self.task]().rates[self.optimizer]
+        middle = len(rates) // 2
+        return rates if extent.whole_grid else rates[middle : middle + 1]
+
+    def run(self, rate: float, seed: int) -> Run:
+        """One run of it."""
+        row = self.row
+        return Run(
+            self.task, self.optimizer, row.schedule, row.num_stages, row.compensation, rate, seed
+        )
+
+
 QUICK = Extent(("adamw",), num_seeds=1, whole_grid=False, shortened=1000)
 FULL = Extent(tuple(OPTIMIZERS), num_seeds=3, whole_grid=True, shortened=1)
 
@@ -73,24 +96,18 @@ FULL = Extent(tuple(OPTIMIZERS), num_seeds=3, whole_grid=True, shortened=1)
 def main() -> int:
     """Runs the benchmark; 1 when a claim does not hold."""
     arguments = parse_arguments(__doc__ or "")
-    logging.disable(logging.WARNING)  # the uncompensated rows are meant to be
-    torch.set_num_threads(1)
     extent = QUICK if arguments.quick else FULL
     figures: dict[str, Any] = {}
     claims: list[Claim] = []
-    for task in TASKS:
-        for optimizer in extent.optimizers:
-            base = measure(task, optimizer, SYNCHRONOUS, extent)
-            table = figures.setdefault(task, {})[optimizer] = {SYNCHRONOUS.name: base}
-            for row in ROWS:
-                result = table[row.name] = measure(task, optimizer, row, extent)
-                same = base["losses"][: len(result["losses"])]
-                result["behind"] = behind = result["loss"] / statistics.mean(same) - 1
-                print(f"{task} {optimizer} {row.name}: {behind:+.2%}", file=sys.stderr, flush=True)
-                if row.goal is not None:
-                    name = f"share that {row.name} is behind 1f1b: {task}, {optimizer}"
-                    claims.append(Claim(name, behind, row.goal))
-    figures["time"] = race(figures["text"]["adamw"], extent)
+    with Losses(extent.shortened) as losses:
+        cells = [Cell(t, o, row) for t in TASKS for o in extent.optimizers for row in ALL_ROWS]
+        measured = measure(cells, extent, losses)
+        for task in TASKS:
+            for optimizer in extent.optimizers:
+                table = {row.name: measured[Cell(task, optimizer, row)] for row in ALL_ROWS}
+                claims += judge(table, f"{task}, {optimizer}")
+                figures.setdefault(task, {})[optimizer] = table
+        figures["time"] = race(figures["text"]["adamw"], extent, losses)
     claims.append(
         Claim(
             f"share of its time in which {FASTEST} reaches the loss of 1f1b: text, adamw, "
@@ -102,23 +119,37 @@ def main() -> int:
     return finish(figures, claims, as_json=arguments.json)
 
 
-def measure(task: str, optimizer: str, row: Row, extent: Extent) -> dict[str, Any]:
-    """Losses of a row, by rate for the first seed and by seed for the best rate."""
-    rates = TASKS[task]().rates[optimizer]
-    middle = len(rates) // 2
-    grid = rates if extent.whole_grid else rates[middle : middle + 1]
-    run = Run(task, optimizer, row.schedule, row.num_stages, row.compensation, grid[0], 0)
-    by_rate = {rate: final_loss(run.with_rate(rate), shortened=extent.shortened) for rate in grid}
-    best = min(by_rate, key=by_rate.__getitem__)
-    others = [
-        final_loss(run.with_rate(best).with_seed(seed), shortened=extent.shortened)
-        for seed in range(1, 1 if row in UNJUDGED else extent.num_seeds)
-    ]
-    losses = [by_rate[best], *others]
-    return {"rate": best, "loss": statistics.mean(losses), "losses": losses, "by_rate": by_rate}
+def measure(cells: Sequence[Cell], extent: Extent, losses: Losses) -> dict[Cell, dict[str, Any]]:
+    """Losses per cell, by rate for the first seed and by seed for the best rate."""
+    grids = {cell: [cell.run(rate, 0) for rate in cell.rates(extent)] for cell in cells}
+    losses.compute(run for grid in grids.values() for run in grid)
+    best = {cell: min(grid, key=losses.of) for cell, grid in grids.items()}
+    seeds = {cell: _seeds(best[cell], cell.row, extent) for cell in cells}
+    losses.compute(run for runs in seeds.values() for run in runs)
+    measured = {}
+    for cell in cells:
+        found = [losses.of(run) for run in seeds[cell]]
+        measured[cell] = {
+            "rate": best[cell].rate,
+            "loss": statistics.mean(found),
+            "losses": found,
+            "by_rate": {run.rate: losses.of(run) for run in grids[cell]},
+        }
+    return measured
 
 
-def race(table: dict[str, Any], extent: Extent) -> dict[str, Any]:
+def judge(table: dict[str, dict[str, Any]], where: str) -> Iterable[Claim]:
+    """How far each row is behind the synchronous one, at the same seeds."""
+    for row in ROWS:
+        result = table[row.name]
+        same = table[SYNCHRONOUS.name]["losses"][: len(result["losses"])]
+        result["behind"] = behind = result["loss"] / statistics.mean(same) - 1
+        print(f"{where} {row.name}: {behind:+.2%}", file=sys.stderr, flush=True)
+        if row.goal is not None:
+            yield Claim(f"share that {row.name} is behind 1f1b: {where}", behind, row.goal)
+
+
+def race(table: dict[str, Any], extent: Extent, losses: Losses) -> dict[str, Any]:
     """In which share of the time of `1f1b` the other schedule gets to its loss."""
     goal = table[SYNCHRONOUS.name]["loss"]
     rate = table[COMPENSATED.name]["rate"]
@@ -132,7 +163,8 @@ def race(table: dict[str, Any], extent: Extent) -> dict[str, Any]:
             Run("text", "adamw", FASTEST, 3, AUTO, rate, seed, length)
             for seed in range(extent.num_seeds)
         ]
-        reached[length] = statistics.mean(final_loss(r, shortened=extent.shortened) for r in runs)
+        losses.compute(runs)
+        reached[length] = statistics.mean(losses.of(run) for run in runs)
         if reached[length] <= goal:
             break
     share = length * paces[NUM_MICROBATCHES] if reached[length] <= goal else float("inf")
@@ -142,6 +174,11 @@ def race(table: dict[str, Any], extent: Extent) -> dict[str, Any]:
         "goal": goal,
         "share": share,
     }
+
+
+def _seeds(first: Run, row: Row, extent: Extent) -> list[Run]:
+    num_seeds = 1 if row in UNJUDGED else extent.num_seeds
+    return [first.with_seed(seed) for seed in range(num_seeds)]
 
 
 if __name__ == "__main__":
