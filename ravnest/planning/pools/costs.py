@@ -20,6 +20,7 @@ class StageCosts:
         leaf, computing: C_k of a leaf and of other stages.
         update: U_k.
         num_bytes: over a link at each boundary, both ways.
+        num_kinds: positions from the leaf that are told apart.
         first_fitting: by kind, the first start from which a node holds a stage: [end, node]; no
             less than the number of boundaries where there is none.
     """
@@ -37,7 +38,8 @@ class StageCosts:
         self.update: Floats = update + sent
         self.num_bytes: Floats = pace.activation_bytes + pace.gradient_bytes
         self.most_stages = min(len(traits), pace.most_stages)
-        self._fits = [self._fitting(place) for place in range(1, min(KINDS, self.most_stages) + 1)]
+        self.num_kinds = min(KINDS, self.most_stages)
+        self._fits = [self._fitting(place) for place in range(1, self.num_kinds + 1)]
         self.first_fitting = [self._first_fitting(fits) for fits in self._fits]
 
     def fits(self, place: int) -> Bools:
@@ -52,11 +54,6 @@ class StageCosts:
         rows, nodes = np.nonzero(fits)
         np.minimum.at(first, (self.end[rows], nodes), self.start[rows])
         return first
-
-    def half_link(self, boundary: Ints, node: Ints) -> Floats:
-        """Seconds that a link at a boundary takes at least because of the node at one end of it."""
-        half: Floats = self.num_bytes[boundary] / (2.0 * self.traits.rate[node])
-        return half + 2.0 * self.traits.latency_s[node]
 
     def link(self, boundary: Ints, one: Ints, other: Ints) -> Floats:
         """Seconds that a link at a boundary takes, both ways per microbatch."""

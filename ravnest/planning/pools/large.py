@@ -4,16 +4,17 @@ The linear programme over all clusters (how much of each to take, every node at 
 too many columns; good ones are found by prices of the nodes (Gilmore and Gomory 1961). First
 prices are multiplied by what the best cluster through each node is worth over its price, by the
 shortest paths of `prices`. Then they are the duals of the programme over what has been found, and
-`suffixes` finds every cluster that is worth clearly more than its price, of few stages first, for
-these are by far the most; when there is none left, the prices are a proof that no plan has a rate
-of more than their sum (weak duality).
+`suffixes` finds every cluster that is worth clearly more than its price; when there is none left,
+the prices are a proof that no plan has a rate of more than their sum (weak duality). As long as
+prices are far from that, only clusters worth much more are looked for, and not many.
 
-No price may be near nothing: nodes that no plan needs would be in countless clusters that are worth
-nearly as much as others. What that adds to the bound is small where such nodes are.
+No price may be nothing: nodes that no plan needs would be in countless clusters that are worth
+nearly as much as others. Nodes of little price may be in a cluster twice, for the same reason.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,24 +24,25 @@ from ravnest.planning.pools.columns import Columns, duals
 from ravnest.planning.pools.costs import StageCosts
 from ravnest.planning.pools.prices import Pricing
 from ravnest.planning.pools.reach import Reach
-from ravnest.planning.pools.suffixes import SuffixSearch, Worthy
+from ravnest.planning.pools.suffixes import WIDEST, Wanted, Worthy, worthy_clusters
 from ravnest.planning.pools.surveying import survey, surveyed
+from ravnest.planning.pools.walks import Ground
 from ravnest.planning.search.pace import Pace, Traits
 
 _GUESS = 0.7  # of what a node computes alone goes into its first price
 _CHANGE = (0.8, 2.0)
-_LENGTHS = (3, 4)  # stages of clusters that are looked for before those of any number
-_ROUNDS = 4  # for each
+_ROUNDS = 8  # for each of these
+_FIRST_ENOUGH = (1.5, 1.1)  # rate over price that clusters are looked for from at first
 _SURVEYS = 2
 _WINDOW = 1.35  # width of those that are surveyed
-# Rate over price that clusters are looked for from: less of it proves more and takes longer.
-_ENOUGH, _ENOUGH_OF_MANY = 1.015, 1.03
+# And in the end: less of it proves more and takes longer.
+_ENOUGH, _ENOUGH_OF_MANY = 1.015, 1.02
 _MANY = 60  # nodes
-# Over what a node would be worth if it could compute all the time; the next one where too many
-# clusters are in question with one.
-_LEAST_PRICES = (0.15, 0.35)
+_LEAST_PRICE = 0.02  # over what a node would be worth if it could compute all the time
+_COUNTED = 0.3  # the same for nodes that count
+_FEW_KEPT = 300  # suffixes of a length
 _NARROW = 1.1
-_TRIED = 24 * 10**6
+_TRIED = 12 * 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,33 +74,26 @@ class PoolSearch:
     def __init__(self, pace: Pace, coarse: Pace, loose: Pace, traits: Traits) -> None:
         self._traits, self._coarse = traits, coarse
         self._is_exact = loose is pace
-        self._costs = StageCosts(loose, traits)
+        self._ground = Ground(StageCosts(loose, traits))
         self._columns = Columns(pace, traits)
         self._enough = _ENOUGH if len(traits) <= _MANY else _ENOUGH_OF_MANY
         self._rates: dict[tuple[int, ...], float] = {}  # as the bound sees them
         self._worth = traits.flops / max(float(pace.work[0, -1]), 1e-300)
-        self._kept = max(300, _TRIED // (len(traits) * loose.size))
+        self._kept = max(1000, _TRIED // (len(traits) * loose.size))
 
     def run(self) -> Pool:
         """Looks for clusters and for prices."""
-        if self._survey() > _LENGTHS[-1]:  # far too many clusters to look at
-            return Pool([], None, np.inf, is_proven=False)
-        bound = np.inf
-        for least in _LEAST_PRICES:
-            prices, seen = self._priced(self._costs.most_stages, least)
-            bound = min(bound, float(prices.sum()) * seen.ratio)
-            if seen.is_complete:
-                break
+        self._survey()
+        for enough in _FIRST_ENOUGH:
+            self._priced(enough, _FEW_KEPT, WIDEST)
+        bound, is_complete = self._priced(self._enough, self._kept, 1.3)
         columns = self._columns
-        return Pool(columns.whole(), columns.fastest, bound, seen.is_complete)
+        return Pool(columns.whole(), columns.fastest, bound, is_complete)
 
-    def _survey(self) -> int:
-        """First clusters; the fewest stages of those of more than two nodes."""
+    def _survey(self) -> None:
+        """First clusters."""
         reach = Reach(Pricing(self._coarse, self._traits, knows_triples=False))
-        sizes = surveyed(reach)
-        if sizes.start > _LENGTHS[-1]:
-            return sizes.start
-        kinds = max(sizes, default=0)
+        kinds = max(surveyed(reach), default=0)
         if kinds > reach.pricing.num_kinds:
             reach = Reach(Pricing(self._coarse, self._traits, kinds, knows_triples=False))
         alone = reach.pricing.in_pool_order(reach.pricing.alone)
@@ -110,30 +105,34 @@ class PoolSearch:
             self._columns.add(seen.clusters)
             prices = np.maximum(alone, prices * np.clip(seen.worth, *_CHANGE))
         self._rates.update((key, rate) for key, (_, rate) in self._columns.found.items())
-        return sizes.start
 
-    def _priced(self, most: int, least: float) -> tuple[Floats, Worthy]:
-        """Prices that are worth enough for all clusters, if all could be looked at."""
-        for length in (*(each for each in _LENGTHS if each < most), most):
-            for _ in range(_ROUNDS):
-                prices = duals(self._rates, least * self._worth)
-                seen = SuffixSearch(self._costs, prices, self._enough, length, self._kept).run()
-                if not self._take(seen) or not seen.is_complete:
-                    break
-            if not seen.is_complete:
+    def _priced(self, enough: float, kept: int, narrow: float) -> tuple[float, bool]:
+        """A bound, by prices that clusters are hardly worth more than; whether that is proven."""
+        bound, is_complete = np.inf, False
+        for _ in range(_ROUNDS):
+            prices = duals(self._rates, _LEAST_PRICE * self._worth)
+            counted = prices > _COUNTED * self._worth
+            most = self._ground.costs.most_stages
+            wanted = Wanted(prices, counted, enough, most, kept, narrow)
+            seen = worthy_clusters(self._ground, wanted)
+            bound, is_complete = min(
+                (bound, is_complete), (float(prices.sum()) * seen.ratio, seen.is_complete)
+            )
+            if not self._take(seen):
                 break
-        return prices, seen
+        return bound, is_complete
 
     def _take(self, seen: Worthy) -> bool:
         """Takes in what was found; whether there was anything."""
         for nodes, rates in zip(seen.clusters, seen.rates, strict=True):
             orders = [tuple(order) for order in nodes.tolist()]
+            once = [len(set(order)) == len(order) for order in orders]
             if not self._is_exact:
-                self._columns.add(orders)
-            for order, rate in zip(orders, rates.tolist(), strict=True):
+                self._columns.add(itertools.compress(orders, once))
+            for order, rate, is_once in zip(orders, rates.tolist(), once, strict=True):
                 key = tuple(sorted(order))
                 self._rates[key] = max(rate, self._rates.get(key, 0.0))
-                if self._is_exact:
+                if self._is_exact and is_once:
                     self._columns.add_rated(order, rate)
         return bool(seen.clusters)
 

@@ -1,27 +1,39 @@
 """Every cluster that is worth more than a share of its price, built from the leaf.
 
-Suffixes of pipelines are made longer by every node that they lack and every cut, and given up where
-the least that the rest costs (`outlook`) lets no cluster be worth enough. Of suffixes of the same
-nodes with the same first one, those stay of which none has less of both L and E. Where too many are
-left, the least promising are given up, and what they could have been worth is the answer's
-uncertainty.
+Clusters are looked at by the largest E of their stages, in windows; one in which there are too many
+is halved. Suffixes of pipelines are made longer by every node that they lack and every cut, and
+given up where the least that the rest costs (`outlook`) lets no cluster be worth enough. Of
+suffixes of as many stages from the same boundary on, those are left out that another one, of fewer
+nodes that count, exceeds in nothing: price, L with the link before it, and E. Nodes of little price
+do not count: they may be in a cluster twice, which makes what is proven weaker only (Righini and
+Salani 2008). Where too many are left in a narrow window, the least promising are given up, and what
+they could have been worth is the answer's uncertainty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ravnest.planning.inputs.table import Bools, Floats, Ints
-from ravnest.planning.pools.costs import StageCosts
+from ravnest.planning.pools.dominance import undominated
 from ravnest.planning.pools.outlook import Outlook
+from ravnest.planning.pools.walks import Ground
+
+_Sets: TypeAlias = NDArray[np.uint64]  # of nodes, 64 to a word: [row, word]
 
 _AT_ONCE = 2 * 10**6  # stages that are looked at together
-_EQUAL = 1.0 - 1e-12
 _HOPELESS = 1.3  # times what is enough: when that may have been given up, nothing is proven
 _SLACK = 1.0 + 1e-9  # rounding of sums in another order proves nothing
+WIDEST = 2.0
+"""Width of windows at first."""
+
+_BEST = 300  # clusters of a length and a window that are told
+_WORD = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +43,7 @@ class Worthy:
     Attributes:
         ratio: no cluster that was looked for has a larger rate over price.
         is_complete: none were given up that could be worth enough.
-        clusters: nodes from root to leaf, by number of stages: [cluster, stage].
+        clusters: the best of them by number of stages, nodes from root to leaf: [cluster, stage].
         rates: of these.
     """
 
@@ -42,9 +54,30 @@ class Worthy:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """What clusters are looked for.
+
+    Attributes:
+        prices: of the nodes, all above 0.
+        counted: nodes that no cluster may have twice.
+        enough: rate over price from which clusters are of interest.
+        most_stages: clusters of more are not looked for.
+        most_kept: suffixes of a length that are made longer.
+        narrow: windows wider than this are halved when they have more.
+    """
+
+    prices: Floats
+    counted: Bools
+    enough: float
+    most_stages: int
+    most_kept: int
+    narrow: float = 1.3
+
+
+@dataclass(frozen=True, slots=True)
 class _Suffixes:
-    """Ends of pipelines: first boundary, price, L, the largest E, nodes from the first on; and what
-    price * step their clusters have at least."""
+    """Ends of pipelines: first boundary, price, L, the largest E, nodes from the first on; what
+    price * step their clusters have at least, and which nodes that count they have."""
 
     boundary: Ints
     price: Floats
@@ -52,6 +85,7 @@ class _Suffixes:
     excess: Floats
     nodes: Ints
     product: Floats
+    counted: _Sets
 
     def __len__(self) -> int:
         return len(self.boundary)
@@ -65,60 +99,87 @@ class _Suffixes:
             self.excess[kept],
             self.nodes[kept],
             self.product[kept],
+            self.counted[kept],
         )
 
     @classmethod
     def joined(cls, parts: Sequence[_Suffixes]) -> _Suffixes:
         """All of several."""
-        names = ("boundary", "price", "loop", "excess", "nodes", "product")
-        return cls(*(np.concatenate([getattr(each, name) for each in parts]) for name in names))
+        return cls(
+            np.concatenate([each.boundary for each in parts]),
+            np.concatenate([each.price for each in parts]),
+            np.concatenate([each.loop for each in parts]),
+            np.concatenate([each.excess for each in parts]),
+            np.concatenate([each.nodes for each in parts]),
+            np.concatenate([each.product for each in parts]),
+            np.concatenate([each.counted for each in parts]),
+        )
 
 
-class SuffixSearch:
-    """One search, for given prices.
+def worthy_clusters(ground: Ground, wanted: Wanted) -> Worthy:
+    """Looks for them in all windows."""
+    costs, pace = ground.costs, ground.costs.pace
+    high = pace.frequency / wanted.enough / float(wanted.prices.min())
+    least_loop = float(pace.work[0, -1] / costs.traits.flops.max())
+    low = max(pace.periods * least_loop / costs.most_stages, 1e-6 * high)
+    number = 1 + int(np.ceil(np.log(max(high / low, 1.0)) / np.log(WIDEST)))
+    edges = (high * WIDEST ** -np.arange(number, -1.0, -1.0)).tolist()
+    edges[0] = 0.0
+    open_ = list(zip(edges[:-1], edges[1:], strict=True))
+    found: list[Worthy] = []
+    while open_:
+        low, high = open_.pop()
+        search = _WindowSearch(ground, wanted, low, high)
+        seen = search.run(may_be_many=high <= low * wanted.narrow or not low)
+        if seen is None:
+            middle = (low * high) ** 0.5
+            open_ += [(low, middle), (middle, high)]
+        else:
+            found.append(seen)
+    return Worthy(
+        max(each.ratio for each in found),
+        all(each.is_complete for each in found),
+        tuple(nodes for each in found for nodes in each.clusters),
+        tuple(rates for each in found for rates in each.rates),
+    )
 
-    Args:
-        prices: of the nodes, all above 0.
-        enough: rate over price from which clusters are of interest.
-        most_stages: clusters of more are not looked for.
-        most_kept: suffixes of a length that are made longer.
-    """
 
-    def __init__(
-        self,
-        costs: StageCosts,
-        prices: Floats,
-        enough: float,
-        most_stages: int,
-        most_kept: int,
-    ) -> None:
-        self._costs, self._pace, self._prices = costs, costs.pace, prices
-        self._most = min(most_stages, costs.most_stages)
-        self._most_kept = most_kept
-        self._limit = self._pace.frequency / enough
+class _WindowSearch:
+    """Looks for clusters of an E of no more than a limit, and of no less than another one."""
+
+    def __init__(self, ground: Ground, wanted: Wanted, low_s: float, high_s: float) -> None:
+        self._costs, self._pace, self._prices = ground.costs, ground.costs.pace, wanted.prices
+        self._low_s, self._high_s = low_s, high_s * (1 + 1e-9)
+        self._most = min(wanted.most_stages, self._costs.most_stages)
+        self._most_kept = wanted.most_kept
+        self._limit = self._pace.frequency / wanted.enough
         self._given_up = np.inf  # the least product of those that were
-        self._outlook = Outlook(costs, prices, self._limit, self._most)
+        self._outlook = Outlook(ground, wanted.prices, low_s, high_s, self._most)
+        self._own: _Sets = _single_sets(wanted.counted)
 
-    def run(self) -> Worthy:
-        """Looks for them."""
+    def run(self, *, may_be_many: bool) -> Worthy | None:
+        """Looks for them; None where there are many that must not be."""
         clusters: list[Ints] = []
         rates: list[Floats] = []
         best = self._pace.frequency / self._limit
         suffixes = self._leaves()
         while len(suffixes):
             is_whole = suffixes.boundary == 0
-            whole = suffixes.take(is_whole)
+            whole = self._best(suffixes.take(is_whole))
             if len(whole):
                 clusters.append(whole.nodes)
                 rates.append(self._pace.frequency * whole.price / whole.product)
                 best = max(best, float(self._pace.frequency / whole.product.min()))
-            left = self._promising(suffixes.take(~is_whole))
+            left = self._undominated(suffixes.take(~is_whole))
+            if not may_be_many and len(left) > self._most_kept:
+                return None
+            left = self._promising(left)
             if left.nodes.shape[1] >= self._most or not len(left):
                 break
             if self._given_up * _HOPELESS < self._limit:
                 self._given_up = min(self._given_up, float(left.product.min()))
                 break
-            suffixes = self._longer(_undominated(left))
+            suffixes = self._longer(left)
         given_up = self._pace.frequency / self._given_up
         return Worthy(max(best, given_up) * _SLACK, given_up <= best, (*clusters,), (*rates,))
 
@@ -128,23 +189,48 @@ class SuffixSearch:
         loop = costs.leaf[pair, node]
         excess = pace.periods * loop + costs.update[pair, node]
         found = (costs.start[pair], self._prices[node], loop, excess)
-        return self._seen(*found, node[:, None])
+        return self._seen(*found, node[:, None], self._own[node])
 
     def _seen(
-        self, boundary: Ints, price: Floats, loop: Floats, excess: Floats, nodes: Ints
+        self,
+        boundary: Ints,
+        price: Floats,
+        loop: Floats,
+        excess: Floats,
+        nodes: Ints,
+        counted: _Sets,
     ) -> _Suffixes:
         """Those of some suffixes that clusters worth enough can have."""
-        product = price * (self._pace.is_flushed * loop + excess)
-        kept = product < self._limit
-        boundary, nodes = boundary[kept], nodes[kept]
-        price, loop, excess, product = (each[kept] for each in (price, loop, excess, product))
-        inner = np.flatnonzero(boundary)
-        link = self._costs.half_link(boundary[inner], nodes[inner, 0])
-        product[inner] = self._outlook.products(
-            nodes.shape[1], boundary[inner], price[inner], loop[inner] + link, excess[inner]
+        final = np.where(boundary == 0, excess, np.maximum(excess, self._low_s))
+        product = price * (self._pace.is_flushed * loop + final)
+        found = _Suffixes(boundary, price, loop, excess, nodes, product, counted)
+        found = found.take((product < self._limit) & (excess <= self._high_s))
+        inner = np.flatnonzero(found.boundary)
+        first = found.nodes[inner, 0]
+        found.product[inner] = self._outlook.products(
+            nodes.shape[1],
+            (found.boundary[inner], first),
+            found.price[inner],
+            found.loop[inner] + 2.0 * self._costs.traits.latency_s[first],
+            found.excess[inner],
         )
-        found = _Suffixes(boundary, price, loop, excess, nodes, product)
-        return found.take(product < self._limit)
+        return found.take(found.product < self._limit)
+
+    def _best(self, whole: _Suffixes) -> _Suffixes:
+        """The best whole clusters."""
+        return whole.take(np.argsort(whole.product, kind="stable")[:_BEST])
+
+    def _undominated(self, suffixes: _Suffixes) -> _Suffixes:
+        """Those that no other one exceeds in nothing."""
+        traits, first = self._costs.traits, suffixes.nodes[:, 0]
+        # A link to the node before costs no more than a slower one, and the delay of both ends.
+        near = suffixes.loop + 2.0 * traits.latency_s[first]
+        far = near + self._costs.num_bytes[suffixes.boundary] / traits.rate[first]
+        excess = np.maximum(suffixes.excess, self._low_s)
+        values = np.stack((suffixes.price, near, far, excess))
+        order = np.lexsort((suffixes.product, suffixes.boundary))
+        kept = undominated(values, suffixes.counted, suffixes.boundary, order)
+        return suffixes.take(kept)
 
     def _promising(self, suffixes: _Suffixes) -> _Suffixes:
         """Not too many of them."""
@@ -170,10 +256,8 @@ class SuffixSearch:
     def _trimmed(self, suffixes: _Suffixes) -> _Suffixes:
         """The best whole clusters, and not too many of the others."""
         is_whole = suffixes.boundary == 0
-        whole = suffixes.take(is_whole)
-        best = np.argsort(whole.product, kind="stable")[: self._most_kept]
-        left = self._promising(suffixes.take(~is_whole))
-        return _Suffixes.joined([whole.take(best), left])
+        left = self._promising(self._undominated(suffixes.take(~is_whole)))
+        return _Suffixes.joined([self._best(suffixes.take(is_whole)), left])
 
     def _with_nodes(self, suffixes: _Suffixes) -> _Suffixes:
         costs, pace = self._costs, self._pace
@@ -193,6 +277,7 @@ class SuffixSearch:
             loop,
             np.maximum(suffixes.excess[row], own),
             np.concatenate((node[:, None], suffixes.nodes[row]), axis=1),
+            suffixes.counted[row] | self._own[node],
         )
 
     def _options(self, suffixes: _Suffixes, stages: int) -> tuple[Ints, Ints, Ints, Floats]:
@@ -200,18 +285,19 @@ class SuffixSearch:
         costs, pace = self._costs, self._pace
         boundary, first = suffixes.boundary[:, None], suffixes.nodes[:, :1]
         link = costs.link(boundary, first, np.arange(len(self._prices)))
-        known = (pace.is_flushed * suffixes.loop + suffixes.excess)[:, None]
+        excess = np.maximum(suffixes.excess, self._low_s)
+        known = (pace.is_flushed * suffixes.loop + excess)[:, None]
         price = suffixes.price[:, None] + self._prices
         # Whatever it computes takes fill + periods times as long, but no longer than this.
         spare = self._limit / price - known - pace.is_flushed * link
         kinds = len(costs.first_fitting)
         lowest = costs.first_fitting[min(stages, kinds) - 1][suffixes.boundary]
         is_free = (spare > 0) & (lowest <= boundary)
-        np.put_along_axis(is_free, suffixes.nodes, False, axis=1)
+        is_free &= ~_members(suffixes.counted, len(self._prices))
         row, node = np.nonzero(is_free)
         at = row, node
         low, high = lowest[at], suffixes.boundary[row]
-        low = np.maximum(low, self._lowest_start(high, node, spare[at], suffixes.excess[row]))
+        low = np.maximum(low, self._lowest_start(high, node, spare[at], excess[row]))
         if stages == self._most:
             high = np.minimum(high, 0)
         number = np.maximum(high - low + 1, 0)
@@ -227,6 +313,7 @@ class SuffixSearch:
             spare / max(pace.is_flushed, 1e-9),
             (spare + excess) / max(pace.is_flushed + pace.periods, 1e-9),
         )
+        spare = np.minimum(spare, self._high_s / max(pace.periods, 1e-9))
         most = spare * costs.traits.flops[node] / pace.factor(2) * (1 + 1e-9)
         less_than = pace.work[0, end] - most
         reached = pace.work[0, -1] - pace.work[:, -1]  # at the latest, where a stage may start
@@ -234,16 +321,15 @@ class SuffixSearch:
         return found
 
 
-def _undominated(suffixes: _Suffixes) -> _Suffixes:
-    """Those that the one of least L, of the same nodes, first node and boundary, exceeds in E."""
-    if suffixes.nodes.shape[1] < 3:  # two nodes of which one is the first have one order
-        return suffixes
-    same = np.column_stack(
-        (suffixes.boundary, suffixes.nodes[:, 0], np.sort(suffixes.nodes, axis=1))
-    )
-    order = np.lexsort((suffixes.excess, suffixes.loop, *same.T))
-    same, excess = same[order], suffixes.excess[order]
-    is_new = np.concatenate(([True], (same[1:] != same[:-1]).any(axis=1)))
-    first = np.maximum.accumulate(np.where(is_new, np.arange(len(order)), 0))
-    kept = is_new | (excess < excess[first] * _EQUAL)
-    return suffixes.take(order[kept])
+def _single_sets(counted: Bools) -> _Sets:
+    """By node the set of it alone, or the empty one where it does not count."""
+    number = len(counted)
+    bits = np.zeros((number, -(-number // _WORD) * _WORD), dtype=np.uint8)
+    bits[np.arange(number), np.arange(number)] = counted
+    return np.packbits(bits, axis=1, bitorder="little").view("<u8").astype(np.uint64)
+
+
+def _members(sets: _Sets, number: int) -> Bools:
+    """Which nodes are in sets: [row, node]."""
+    words = np.ascontiguousarray(sets).astype("<u8").view(np.uint8)
+    return np.unpackbits(words, axis=1, count=number, bitorder="little").astype(np.bool_)
