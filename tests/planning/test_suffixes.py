@@ -12,20 +12,24 @@ from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.inputs.settings import PlanningSettings
 from ravnest.planning.inputs.table import cost_table
 from ravnest.planning.pools.costs import StageCosts
-from ravnest.planning.pools.suffixes import SuffixSearch
+from ravnest.planning.pools.suffixes import Wanted, worthy_clusters
+from ravnest.planning.pools.walks import Ground
 from ravnest.planning.search.pace import Pace, Traits
 from ravnest.planning.search.subsets import along
 from ravnest.stage.schedule import Schedule
 
 
 @pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.ASYNC])
-@pytest.mark.parametrize("seed", range(3))
-def test_no_cluster_worth_enough_is_missed(schedule: Schedule, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "narrow"), [(0, 2.0), (1, 2.0), (2, 1.3)])
+def test_no_cluster_worth_enough_is_missed(
+    schedule: Schedule, seed: int, narrow: float
+) -> None:
     table = cost_table(gpt(8, 768, samples=4))
     pace = Pace(MemoryModel(table, PlanningSettings(schedule=schedule), True), 10)
     traits = Traits.of(pool(5, seed))
     prices = traits.flops / pace.work[0, -1] * np.linspace(0.5, 1.0, 5)
-    seen = SuffixSearch(StageCosts(pace, traits), prices, 0.5, 5, 10**6).run()
+    wanted = Wanted(prices, np.ones(5, dtype=np.bool_), 0.5, 5, 10**6, narrow)
+    seen = worthy_clusters(Ground(StageCosts(pace, traits)), wanted)
     got: dict[tuple[int, ...], float] = {}
     for nodes, rates in zip(seen.clusters, seen.rates, strict=True):
         for order, rate in zip(nodes.tolist(), rates.tolist(), strict=True):

@@ -31,18 +31,35 @@ from ravnest.planning.search.pace import Pace, Traits
 
 _GUESS = 0.7  # of what a node computes alone goes into its first price
 _CHANGE = (0.8, 2.0)
-_ROUNDS = 8  # for each of these
-_FIRST_ENOUGH = (1.5, 1.1)  # rate over price that clusters are looked for from at first
 _SURVEYS = 2
 _WINDOW = 1.35  # width of those that are surveyed
-# And in the end: less of it proves more and takes longer.
-_ENOUGH, _ENOUGH_OF_MANY = 1.015, 1.02
-_MANY = 60  # nodes
 _LEAST_PRICE = 0.02  # over what a node would be worth if it could compute all the time
 _COUNTED = 0.3  # the same for nodes that count
-_FEW_KEPT = 300  # suffixes of a length
 _NARROW = 1.1
-_TRIED = 12 * 10**6
+_TRIED = 12 * 10**6  # nodes, boundaries and suffixes of a length that are kept, multiplied
+_ANY_LENGTH = 10**9
+_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """How clusters are looked for, for some rounds of prices.
+
+    Attributes:
+        enough: rate over price from which on.
+        most_stages: of their stages.
+        most_kept, narrow: see `Wanted`.
+    """
+
+    enough: float
+    most_stages: int
+    most_kept: int
+    narrow: float = 1.3
+
+
+# Short clusters are quickly looked through, and say most about prices.
+_FIRST = (_Step(1.2, 3, 1000, WIDEST), _Step(1.03, 3, 3000, WIDEST), _Step(1.06, _ANY_LENGTH, 1000))
+_ENOUGH = 1.025  # in the end: less of it proves more and takes longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +93,6 @@ class PoolSearch:
         self._is_exact = loose is pace
         self._ground = Ground(StageCosts(loose, traits))
         self._columns = Columns(pace, traits)
-        self._enough = _ENOUGH if len(traits) <= _MANY else _ENOUGH_OF_MANY
         self._rates: dict[tuple[int, ...], float] = {}  # as the bound sees them
         self._worth = traits.flops / max(float(pace.work[0, -1]), 1e-300)
         self._kept = max(1000, _TRIED // (len(traits) * loose.size))
@@ -84,9 +100,9 @@ class PoolSearch:
     def run(self) -> Pool:
         """Looks for clusters and for prices."""
         self._survey()
-        for enough in _FIRST_ENOUGH:
-            self._priced(enough, _FEW_KEPT, WIDEST)
-        bound, is_complete = self._priced(self._enough, self._kept, 1.3)
+        for step in _FIRST:
+            self._priced(step)
+        bound, is_complete = self._priced(_Step(_ENOUGH, _ANY_LENGTH, self._kept), is_last=True)
         columns = self._columns
         return Pool(columns.whole(), columns.fastest, bound, is_complete)
 
@@ -106,21 +122,18 @@ class PoolSearch:
             prices = np.maximum(alone, prices * np.clip(seen.worth, *_CHANGE))
         self._rates.update((key, rate) for key, (_, rate) in self._columns.found.items())
 
-    def _priced(self, enough: float, kept: int, narrow: float) -> tuple[float, bool]:
+    def _priced(self, step: _Step, *, is_last: bool = False) -> tuple[float, bool]:
         """A bound, by prices that clusters are hardly worth more than; whether that is proven."""
-        bound, is_complete = np.inf, False
+        best = np.inf, False
         for _ in range(_ROUNDS):
             prices = duals(self._rates, _LEAST_PRICE * self._worth)
             counted = prices > _COUNTED * self._worth
-            most = self._ground.costs.most_stages
-            wanted = Wanted(prices, counted, enough, most, kept, narrow)
-            seen = worthy_clusters(self._ground, wanted)
-            bound, is_complete = min(
-                (bound, is_complete), (float(prices.sum()) * seen.ratio, seen.is_complete)
-            )
-            if not self._take(seen):
+            how = step.enough, step.most_stages, step.most_kept, step.narrow
+            seen = worthy_clusters(self._ground, Wanted(prices, counted, *how))
+            best = min(best, (float(prices.sum()) * seen.ratio, seen.is_complete))
+            if not self._take(seen) or (is_last and not seen.is_complete):
                 break
-        return bound, is_complete
+        return best
 
     def _take(self, seen: Worthy) -> bool:
         """Takes in what was found; whether there was anything."""

@@ -32,6 +32,7 @@ _SLACK = 1.0 + 1e-9  # rounding of sums in another order proves nothing
 WIDEST = 2.0
 """Width of windows at first."""
 
+_TRIED = 4000  # stages that are looked at in all windows, over suffixes that are kept
 _BEST = 300  # clusters of a length and a window that are told
 _WORD = 64
 
@@ -71,7 +72,7 @@ class Wanted:
     enough: float
     most_stages: int
     most_kept: int
-    narrow: float = 1.3
+    narrow: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +128,12 @@ def worthy_clusters(ground: Ground, wanted: Wanted) -> Worthy:
     edges[0] = 0.0
     open_ = list(zip(edges[:-1], edges[1:], strict=True))
     found: list[Worthy] = []
+    tried = 0
     while open_:
         low, high = open_.pop()
-        search = _WindowSearch(ground, wanted, low, high)
+        search = _WindowSearch(ground, wanted, low, high, tried)
         seen = search.run(may_be_many=high <= low * wanted.narrow or not low)
+        tried = search.tried
         if seen is None:
             middle = (low * high) ** 0.5
             open_ += [(low, middle), (middle, high)]
@@ -147,7 +150,10 @@ def worthy_clusters(ground: Ground, wanted: Wanted) -> Worthy:
 class _WindowSearch:
     """Looks for clusters of an E of no more than a limit, and of no less than another one."""
 
-    def __init__(self, ground: Ground, wanted: Wanted, low_s: float, high_s: float) -> None:
+    def __init__(
+        self, ground: Ground, wanted: Wanted, low_s: float, high_s: float, tried: int
+    ) -> None:
+        self.tried = tried  # stages that were looked at, those of other windows included
         self._costs, self._pace, self._prices = ground.costs, ground.costs.pace, wanted.prices
         self._low_s, self._high_s = low_s, high_s * (1 + 1e-9)
         self._most = min(wanted.most_stages, self._costs.most_stages)
@@ -159,29 +165,33 @@ class _WindowSearch:
 
     def run(self, *, may_be_many: bool) -> Worthy | None:
         """Looks for them; None where there are many that must not be."""
-        clusters: list[Ints] = []
-        rates: list[Floats] = []
-        best = self._pace.frequency / self._limit
+        found: list[_Suffixes] = []
         suffixes = self._leaves()
         while len(suffixes):
             is_whole = suffixes.boundary == 0
-            whole = self._best(suffixes.take(is_whole))
-            if len(whole):
-                clusters.append(whole.nodes)
-                rates.append(self._pace.frequency * whole.price / whole.product)
-                best = max(best, float(self._pace.frequency / whole.product.min()))
+            found.append(self._best(suffixes.take(is_whole)))
             left = self._undominated(suffixes.take(~is_whole))
             if not may_be_many and len(left) > self._most_kept:
                 return None
             left = self._promising(left)
             if left.nodes.shape[1] >= self._most or not len(left):
                 break
-            if self._given_up * _HOPELESS < self._limit:
+            is_too_long = self.tried > _TRIED * self._most_kept
+            if is_too_long or self._given_up * _HOPELESS < self._limit:
                 self._given_up = min(self._given_up, float(left.product.min()))
                 break
             suffixes = self._longer(left)
-        given_up = self._pace.frequency / self._given_up
-        return Worthy(max(best, given_up) * _SLACK, given_up <= best, (*clusters,), (*rates,))
+        return self._answer([each for each in found if len(each)])
+
+    def _answer(self, found: Sequence[_Suffixes]) -> Worthy:
+        pace = self._pace
+        least = min((float(each.product.min()) for each in found), default=self._limit)
+        return Worthy(
+            pace.frequency / min(least, self._given_up) * _SLACK,
+            least <= self._given_up,
+            tuple(each.nodes for each in found),
+            tuple(pace.frequency * each.price / each.product for each in found),
+        )
 
     def _leaves(self) -> _Suffixes:
         costs, pace = self._costs, self._pace
@@ -263,6 +273,7 @@ class _WindowSearch:
         costs, pace = self._costs, self._pace
         stages = 1 + suffixes.nodes.shape[1]
         row, node, start, link = self._options(suffixes, stages)
+        self.tried += len(row)
         pair = costs.index_of[start, suffixes.boundary[row]]
         kept = pair >= 0
         kept &= costs.fits(stages)[pair, node]
