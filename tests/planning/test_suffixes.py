@@ -21,9 +21,7 @@ from ravnest.stage.schedule import Schedule
 
 @pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.ASYNC])
 @pytest.mark.parametrize(("seed", "narrow"), [(0, 2.0), (1, 2.0), (2, 1.3)])
-def test_no_cluster_worth_enough_is_missed(
-    schedule: Schedule, seed: int, narrow: float
-) -> None:
+def test_no_cluster_worth_enough_is_missed(schedule: Schedule, seed: int, narrow: float) -> None:
     table = cost_table(gpt(8, 768, samples=4))
     pace = Pace(MemoryModel(table, PlanningSettings(schedule=schedule), True), 10)
     traits = Traits.of(pool(5, seed))
@@ -44,3 +42,23 @@ def test_no_cluster_worth_enough_is_missed(
                 own = max(rate for order, rate in got.items() if tuple(sorted(order)) == nodes)
                 assert own == pytest.approx(best, rel=1e-9)
                 assert best <= seen.ratio * prices[list(nodes)].sum()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("most_kept", "is_counted"), [(5, True), (10**6, False)])
+def test_the_ratio_holds_where_much_is_given_up(
+    seed: int, most_kept: int, is_counted: bool
+) -> None:
+    """Few suffixes kept, or no node counted, against the best cluster of up to three nodes."""
+    table = cost_table(gpt(4, 768, samples=4))
+    pace = Pace(MemoryModel(table, PlanningSettings(), True), 10)
+    traits = Traits.of(pool(5, 10 + seed))
+    prices = traits.flops / pace.work[0, -1] * np.linspace(1.0, 0.4, 5)
+    wanted = Wanted(prices, np.full(5, is_counted), 0.01, 5, most_kept, 2.0)
+    seen = worthy_clusters(Ground(StageCosts(pace, traits)), wanted)
+    assert seen.is_complete or most_kept == 5
+    for size in range(1, 4):
+        for order in itertools.permutations(range(5), size):
+            found = along(pace, traits.take(np.array(order)))
+            if found is not None:
+                assert pace.frequency / found.step_s <= seen.ratio * prices[list(order)].sum()

@@ -17,9 +17,7 @@ _PASSES = 6
 _EQUAL = 1.0 - 1e-12
 
 
-def undominated(
-    values: Floats, elements: NDArray[np.uint64], group: Ints, order: Ints
-) -> Bools:
+def undominated(values: Floats, elements: NDArray[np.uint64], group: Ints, order: Ints) -> Bools:
     """Which to keep.
 
     Args:

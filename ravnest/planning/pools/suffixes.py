@@ -12,6 +12,7 @@ they could have been worth is the answer's uncertainty.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -126,7 +127,7 @@ def worthy_clusters(ground: Ground, wanted: Wanted) -> Worthy:
     number = 1 + int(np.ceil(np.log(max(high / low, 1.0)) / np.log(WIDEST)))
     edges = (high * WIDEST ** -np.arange(number, -1.0, -1.0)).tolist()
     edges[0] = 0.0
-    open_ = list(zip(edges[:-1], edges[1:], strict=True))
+    open_ = list(itertools.pairwise(edges))
     found: list[Worthy] = []
     tried = 0
     while open_:
