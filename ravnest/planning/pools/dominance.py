@@ -7,6 +7,8 @@ held against the others: leaving too many takes time and is never wrong.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,7 +30,7 @@ def undominated(values: Floats, elements: NDArray[np.uint64], group: Ints, order
     """
     found = np.zeros(len(order), dtype=np.bool_)
     edges = np.flatnonzero(np.diff(group[order], prepend=-1, append=-1)).tolist()
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         rows = order[low:high]
         found[rows[_kept(values[:, rows], elements[rows])]] = True
     return found

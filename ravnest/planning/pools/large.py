@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ravnest.planning.inputs.table import Floats
 from ravnest.planning.pools.columns import Columns, duals
 from ravnest.planning.pools.costs import StageCosts
 from ravnest.planning.pools.prices import Pricing

@@ -15,17 +15,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ravnest.planning.inputs.table import Bools, Floats, Ints
 from ravnest.planning.pools.dominance import undominated
+from ravnest.planning.pools.ends import Sets, Suffixes, members, single_sets
 from ravnest.planning.pools.outlook import Outlook
 from ravnest.planning.pools.walks import Ground
-
-_Sets: TypeAlias = NDArray[np.uint64]  # of nodes, 64 to a word: [row, word]
 
 _AT_ONCE = 2 * 10**6  # stages that are looked at together
 _HOPELESS = 1.3  # times what is enough: when that may have been given up, nothing is proven
@@ -35,7 +32,6 @@ WIDEST = 2.0
 
 _TRIED = 4000  # stages that are looked at in all windows, over suffixes that are kept
 _BEST = 300  # clusters of a length and a window that are told
-_WORD = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,48 +70,6 @@ class Wanted:
     most_stages: int
     most_kept: int
     narrow: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Suffixes:
-    """Ends of pipelines: first boundary, price, L, the largest E, nodes from the first on; what
-    price * step their clusters have at least, and which nodes that count they have."""
-
-    boundary: Ints
-    price: Floats
-    loop: Floats
-    excess: Floats
-    nodes: Ints
-    product: Floats
-    counted: _Sets
-
-    def __len__(self) -> int:
-        return len(self.boundary)
-
-    def take(self, kept: Bools | Ints | slice) -> _Suffixes:
-        """Some of them."""
-        return _Suffixes(
-            self.boundary[kept],
-            self.price[kept],
-            self.loop[kept],
-            self.excess[kept],
-            self.nodes[kept],
-            self.product[kept],
-            self.counted[kept],
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[_Suffixes]) -> _Suffixes:
-        """All of several."""
-        return cls(
-            np.concatenate([each.boundary for each in parts]),
-            np.concatenate([each.price for each in parts]),
-            np.concatenate([each.loop for each in parts]),
-            np.concatenate([each.excess for each in parts]),
-            np.concatenate([each.nodes for each in parts]),
-            np.concatenate([each.product for each in parts]),
-            np.concatenate([each.counted for each in parts]),
-        )
 
 
 def worthy_clusters(ground: Ground, wanted: Wanted) -> Worthy:
@@ -162,11 +116,11 @@ class _WindowSearch:
         self._limit = self._pace.frequency / wanted.enough
         self._given_up = np.inf  # the least product of those that were
         self._outlook = Outlook(ground, wanted.prices, low_s, high_s, self._most)
-        self._own: _Sets = _single_sets(wanted.counted)
+        self._own: Sets = single_sets(wanted.counted)
 
     def run(self, *, may_be_many: bool) -> Worthy | None:
         """Looks for them; None where there are many that must not be."""
-        found: list[_Suffixes] = []
+        found: list[Suffixes] = []
         suffixes = self._leaves()
         while len(suffixes):
             is_whole = suffixes.boundary == 0
@@ -184,7 +138,7 @@ class _WindowSearch:
             suffixes = self._longer(left)
         return self._answer([each for each in found if len(each)])
 
-    def _answer(self, found: Sequence[_Suffixes]) -> Worthy:
+    def _answer(self, found: Sequence[Suffixes]) -> Worthy:
         pace = self._pace
         least = min((float(each.product.min()) for each in found), default=self._limit)
         return Worthy(
@@ -194,7 +148,7 @@ class _WindowSearch:
             tuple(pace.frequency * each.price / each.product for each in found),
         )
 
-    def _leaves(self) -> _Suffixes:
+    def _leaves(self) -> Suffixes:
         costs, pace = self._costs, self._pace
         pair, node = np.nonzero(costs.fits(1))
         loop = costs.leaf[pair, node]
@@ -209,12 +163,12 @@ class _WindowSearch:
         loop: Floats,
         excess: Floats,
         nodes: Ints,
-        counted: _Sets,
-    ) -> _Suffixes:
+        counted: Sets,
+    ) -> Suffixes:
         """Those of some suffixes that clusters worth enough can have."""
         final = np.where(boundary == 0, excess, np.maximum(excess, self._low_s))
         product = price * (self._pace.is_flushed * loop + final)
-        found = _Suffixes(boundary, price, loop, excess, nodes, product, counted)
+        found = Suffixes(boundary, price, loop, excess, nodes, product, counted)
         found = found.take((product < self._limit) & (excess <= self._high_s))
         inner = np.flatnonzero(found.boundary)
         first = found.nodes[inner, 0]
@@ -227,11 +181,11 @@ class _WindowSearch:
         )
         return found.take(found.product < self._limit)
 
-    def _best(self, whole: _Suffixes) -> _Suffixes:
+    def _best(self, whole: Suffixes) -> Suffixes:
         """The best whole clusters."""
         return whole.take(np.argsort(whole.product, kind="stable")[:_BEST])
 
-    def _undominated(self, suffixes: _Suffixes) -> _Suffixes:
+    def _undominated(self, suffixes: Suffixes) -> Suffixes:
         """Those that no other one exceeds in nothing."""
         traits, first = self._costs.traits, suffixes.nodes[:, 0]
         # A link to the node before costs no more than a slower one, and the delay of both ends.
@@ -243,7 +197,7 @@ class _WindowSearch:
         kept = undominated(values, suffixes.counted, suffixes.boundary, order)
         return suffixes.take(kept)
 
-    def _promising(self, suffixes: _Suffixes) -> _Suffixes:
+    def _promising(self, suffixes: Suffixes) -> Suffixes:
         """Not too many of them."""
         if len(suffixes) <= self._most_kept:
             return suffixes
@@ -251,26 +205,26 @@ class _WindowSearch:
         self._given_up = min(self._given_up, float(least))
         return suffixes.take(suffixes.product < least)
 
-    def _longer(self, suffixes: _Suffixes) -> _Suffixes:
+    def _longer(self, suffixes: Suffixes) -> Suffixes:
         """With every node before them."""
         step = max(1, _AT_ONCE // (len(self._prices) * self._pace.size))
-        found: list[_Suffixes] = []
+        found: list[Suffixes] = []
         number = 0
         for low in range(0, len(suffixes), step):
             found.append(self._with_nodes(suffixes.take(slice(low, low + step))))
             number += len(found[-1])
             if number > 4 * self._most_kept:
-                found = [self._trimmed(_Suffixes.joined(found))]
+                found = [self._trimmed(Suffixes.joined(found))]
                 number = len(found[0])
-        return _Suffixes.joined(found)
+        return Suffixes.joined(found)
 
-    def _trimmed(self, suffixes: _Suffixes) -> _Suffixes:
+    def _trimmed(self, suffixes: Suffixes) -> Suffixes:
         """The best whole clusters, and not too many of the others."""
         is_whole = suffixes.boundary == 0
         left = self._promising(self._undominated(suffixes.take(~is_whole)))
-        return _Suffixes.joined([self._best(suffixes.take(is_whole)), left])
+        return Suffixes.joined([self._best(suffixes.take(is_whole)), left])
 
-    def _with_nodes(self, suffixes: _Suffixes) -> _Suffixes:
+    def _with_nodes(self, suffixes: Suffixes) -> Suffixes:
         costs, pace = self._costs, self._pace
         stages = 1 + suffixes.nodes.shape[1]
         row, node, start, link = self._options(suffixes, stages)
@@ -292,7 +246,7 @@ class _WindowSearch:
             suffixes.counted[row] | self._own[node],
         )
 
-    def _options(self, suffixes: _Suffixes, stages: int) -> tuple[Ints, Ints, Ints, Floats]:
+    def _options(self, suffixes: Suffixes, stages: int) -> tuple[Ints, Ints, Ints, Floats]:
         """Suffix, node, start and the link's seconds of all stages to look at."""
         costs, pace = self._costs, self._pace
         boundary, first = suffixes.boundary[:, None], suffixes.nodes[:, :1]
@@ -305,7 +259,7 @@ class _WindowSearch:
         kinds = len(costs.first_fitting)
         lowest = costs.first_fitting[min(stages, kinds) - 1][suffixes.boundary]
         is_free = (spare > 0) & (lowest <= boundary)
-        is_free &= ~_members(suffixes.counted, len(self._prices))
+        is_free &= ~members(suffixes.counted, len(self._prices))
         row, node = np.nonzero(is_free)
         at = row, node
         low, high = lowest[at], suffixes.boundary[row]
@@ -331,17 +285,3 @@ class _WindowSearch:
         reached = pace.work[0, -1] - pace.work[:, -1]  # at the latest, where a stage may start
         found: Ints = np.searchsorted(reached, less_than)
         return found
-
-
-def _single_sets(counted: Bools) -> _Sets:
-    """By node the set of it alone, or the empty one where it does not count."""
-    number = len(counted)
-    bits = np.zeros((number, -(-number // _WORD) * _WORD), dtype=np.uint8)
-    bits[np.arange(number), np.arange(number)] = counted
-    return np.packbits(bits, axis=1, bitorder="little").view("<u8").astype(np.uint64)
-
-
-def _members(sets: _Sets, number: int) -> Bools:
-    """Which nodes are in sets: [row, node]."""
-    words = np.ascontiguousarray(sets).astype("<u8").view(np.uint8)
-    return np.unpackbits(words, axis=1, count=number, bitorder="little").astype(np.bool_)
