@@ -37,6 +37,7 @@ _COUNTED = 0.3  # the same for nodes that count
 _NARROW = 1.1
 _TRIED = 12 * 10**6  # nodes, boundaries and suffixes of a length that are kept, multiplied
 _ANY_LENGTH = 10**9
+_MOST_NEEDED = 4  # stages
 _ROUNDS = 8
 
 
@@ -94,21 +95,25 @@ class PoolSearch:
         self._columns = Columns(pace, traits)
         self._rates: dict[tuple[int, ...], float] = {}  # as the bound sees them
         self._worth = traits.flops / max(float(pace.work[0, -1]), 1e-300)
-        self._kept = max(1000, _TRIED // (len(traits) * loose.size))
+        self._kept = min(max(_TRIED // (len(traits) * loose.size), 1000), 8000)
 
     def run(self) -> Pool:
         """Looks for clusters and for prices."""
-        self._survey()
+        if self._survey() > _MOST_NEEDED:  # there are far too many clusters to look at
+            return Pool([], None, np.inf, is_proven=False)
         for step in _FIRST:
             self._priced(step)
         bound, is_complete = self._priced(_Step(_ENOUGH, _ANY_LENGTH, self._kept), is_last=True)
         columns = self._columns
         return Pool(columns.whole(), columns.fastest, bound, is_complete)
 
-    def _survey(self) -> None:
-        """First clusters."""
+    def _survey(self) -> int:
+        """First clusters; the fewest stages of those of more than two nodes."""
         reach = Reach(Pricing(self._coarse, self._traits, knows_triples=False))
-        kinds = max(surveyed(reach), default=0)
+        sizes = surveyed(reach)
+        if sizes.start > _MOST_NEEDED:
+            return sizes.start
+        kinds = max(sizes, default=0)
         if kinds > reach.pricing.num_kinds:
             reach = Reach(Pricing(self._coarse, self._traits, kinds, knows_triples=False))
         alone = reach.pricing.in_pool_order(reach.pricing.alone)
@@ -120,6 +125,7 @@ class PoolSearch:
             self._columns.add(seen.clusters)
             prices = np.maximum(alone, prices * np.clip(seen.worth, *_CHANGE))
         self._rates.update((key, rate) for key, (_, rate) in self._columns.found.items())
+        return sizes.start
 
     def _priced(self, step: _Step, *, is_last: bool = False) -> tuple[float, bool]:
         """A bound, by prices that clusters are hardly worth more than; whether that is proven."""
