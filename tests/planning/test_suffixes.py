@@ -45,7 +45,7 @@ def test_no_cluster_worth_enough_is_missed(schedule: Schedule, seed: int, narrow
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("most_kept", "is_counted"), [(5, True), (10**6, False)])
+@pytest.mark.parametrize(("most_kept", "is_counted"), [(1, True), (10**6, False)])
 def test_the_ratio_holds_where_much_is_given_up(
     seed: int, most_kept: int, is_counted: bool
 ) -> None:
@@ -56,7 +56,7 @@ def test_the_ratio_holds_where_much_is_given_up(
     prices = traits.flops / pace.work[0, -1] * np.linspace(1.0, 0.4, 5)
     wanted = Wanted(prices, np.full(5, is_counted), 0.01, 5, most_kept, 2.0)
     seen = worthy_clusters(Ground(StageCosts(pace, traits)), wanted)
-    assert seen.is_complete or most_kept == 5
+    assert seen.is_complete or most_kept == 1
     for size in range(1, 4):
         for order in itertools.permutations(range(5), size):
             found = along(pace, traits.take(np.array(order)))
