@@ -42,25 +42,3 @@ def test_no_cluster_worth_enough_is_missed(schedule: Schedule, seed: int, narrow
                 own = max(rate for order, rate in got.items() if tuple(sorted(order)) == nodes)
                 assert own == pytest.approx(best, rel=1e-9)
                 assert best <= seen.ratio * prices[list(nodes)].sum()
-
-
-@pytest.mark.parametrize("is_counted", [True, False])
-@pytest.mark.parametrize("seed", range(3))
-def test_what_is_pruned_is_worth_no_more_than_the_ratio(seed: int, is_counted: bool) -> None:
-    """Looks for what is worth nearly as much as the best cluster of up to three nodes."""
-    table = cost_table(gpt(8, 1024, samples=4))
-    pace = Pace(MemoryModel(table, PlanningSettings(), True), 10)
-    few = [node for node in pool(30, seed) if node.memory_bytes < 8e9][:5]
-    traits = Traits.of(few)
-    prices = traits.flops / pace.work[0, -1] * np.linspace(1.0, 0.4, 5)
-    best = 0.0
-    for size in range(1, 4):
-        for order in itertools.permutations(range(5), size):
-            found = along(pace, traits.take(np.array(order)))
-            if found is not None:
-                best = max(best, pace.frequency / found.step_s / prices[list(order)].sum())
-    wanted = Wanted(prices, np.full(5, is_counted), 0.97 * best, 5, 10**6, 2.0)
-    seen = worthy_clusters(Ground(StageCosts(pace, traits)), wanted)
-    assert seen.is_complete
-    assert any(len(each) for each in seen.clusters)
-    assert seen.ratio >= best

@@ -30,7 +30,7 @@ _SLACK = 1.0 + 1e-9  # rounding of sums in another order proves nothing
 WIDEST = 2.0
 """Width of windows at first."""
 
-_TRIED = 4000  # stages that are looked at in all windows, over suffixes that are kept
+_TRIED = 16_000  # stages that are looked at in all windows, over suffixes that are kept
 _BEST = 300  # clusters of a length and a window that are told
 
 
