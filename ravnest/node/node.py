@@ -99,7 +99,7 @@ class Node:
         require_callable(optimizer=optimizer, lr_scheduler=lr_scheduler, criterion=criterion)
         chosen = NodeOptions.parse(options)
         settings = RunSettings(
-            Schedule.parse(chosen.schedule or Schedule.ONE_F_ONE_B),
+            Schedule.ONE_F_ONE_B if chosen.schedule is None else Schedule.parse(chosen.schedule),
             update_frequency,
             reduce_factor,
             average_optim,
