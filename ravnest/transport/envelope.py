@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from google.protobuf.message import DecodeError
 
 from ravnest.errors import ProtocolError
+from ravnest.transport.bulk_connection import TICKET_BYTES, BulkOffer
 from ravnest.transport.interface import Buffer, Formats, Message
 from ravnest.transport.limits import MAX_HEADER_BYTES
 from ravnest.transport.payload import flat_views
 from ravnest.transport.pb import link_pb2
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 CONTROL_LANE = ""
 
 MAX_CHUNK_BYTES = 2 << 20
@@ -47,9 +48,15 @@ def farewell(failure: str | None) -> bytes:
     return link_pb2.ToReceiver(farewell=body).SerializeToString()
 
 
-def welcome(lane: str, window: int) -> bytes:
-    """Tells the sender of an accepted lane how many messages it may have unconsumed."""
+def welcome(lane: str, window: int, bulk: BulkOffer | None = None) -> bytes:
+    """Tells the sender of an accepted lane how many messages it may have unconsumed.
+
+    Args:
+        bulk: where it may bring large payloads.
+    """
     body = link_pb2.Welcome(lane=lane, window=window)
+    if bulk is not None:
+        body.bulk.port, body.bulk.ticket = bulk.port, bulk.ticket
     return link_pb2.ToReceiver(welcome=body).SerializeToString()
 
 
@@ -67,6 +74,27 @@ def received() -> bytes:
 def refusal(reason: str) -> bytes:
     """The response to a stream that is not accepted, or no longer."""
     return link_pb2.ToSender(refusal=link_pb2.Refusal(reason=reason)).SerializeToString()
+
+
+def offer_of(body: link_pb2.Welcome) -> BulkOffer | None:
+    """Where large payloads may be brought to; ProtocolError when it cannot be that."""
+    if not body.HasField("bulk"):
+        return None
+    port, ticket = body.bulk.port, body.bulk.ticket
+    if not 0 < port < 1 << 16 or len(ticket) != TICKET_BYTES:
+        raise ProtocolError(
+            f"port {port} is offered for large payloads with a ticket of {len(ticket)} bytes; "
+            f"expected 1 to 65535 and {TICKET_BYTES} bytes"
+        )
+    return BulkOffer(port, ticket)
+
+
+def bulk_announcement(message: Message) -> bytes:
+    """Announces that the message's payload comes over the lane's bulk connection."""
+    body = link_pb2.Announcement(
+        header=message.header, num_bytes=message.num_bytes, is_bulk=True
+    )
+    return link_pb2.ToReceiver(announcement=body).SerializeToString()
 
 
 def requests_of(message: Message) -> Iterator[bytes]:

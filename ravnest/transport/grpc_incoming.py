@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ravnest.errors import ProtocolError
+from ravnest.transport.bulk_listener import BulkListener
+from ravnest.transport.bulk_slot import BulkSlot
 from ravnest.transport.envelope import (
     CONTROL_LANE,
     MAX_CHUNK_BYTES,
@@ -43,6 +45,7 @@ class Reception:
         reply: sends a request to a peer on the control lane to it.
         answered: told the Welcome or Credit that a peer gives to a lane of this node.
         formats: a peer that does not understand what it will be sent is refused.
+        bulk: where peers may bring large payloads, None when they have to come over gRPC.
         hello_timeout_s: a stream that says nothing for so long is cut.
     """
 
@@ -58,6 +61,7 @@ class Reception:
     reply: Callable[[int, bytes], None]
     answered: Callable[[int, link_pb2.ToReceiver], None]
     formats: Formats = field(default_factory=Formats)
+    bulk: BulkListener | None = None
     hello_timeout_s: float = 10.0
 
 
@@ -74,6 +78,7 @@ class IncomingLane:
         self._source = source
         self._first: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._hello: link_pb2.Hello | None = None
+        self._bulk: BulkSlot | None = None
         self.greeter = threading.Thread(
             target=self._await_hello, name=f"ravnest-greeter-{source}", daemon=True
         )
@@ -87,14 +92,16 @@ class IncomingLane:
             if self._hello is not None:
                 self._reception.peers.broke_protocol(self._hello.sender, error.message)
             return refusal(error.message)
-        except (grpc.RpcError, StopIteration):
-            # A lost connection shows as either, depending on what gRPC notices first.
+        except (grpc.RpcError, StopIteration, OSError):
+            # A lost connection shows as any of these, depending on what is noticed first.
             if self._hello is not None:
                 cause = f"its stream on lane {self._hello.lane!r} broke"
                 self._reception.peers.lost(self._hello.sender, cause)
         finally:
             if self._hello is not None:
                 self._reception.inbox.close_lane(self._hello.sender, self._hello.lane)
+            if self._bulk is not None and self._reception.bulk is not None:
+                self._reception.bulk.withdraw(self._bulk)
         return received()
 
     def _await_hello(self) -> None:
@@ -123,7 +130,7 @@ class IncomingLane:
             request = parse_request(raw)
             match request.WhichOneof("body"):
                 case "announcement" if lane != CONTROL_LANE:
-                    message = self._take_chunks(request.announcement)
+                    message = self._take_announced(request.announcement)
                     self._deliver(sender, lane, window, message)
                 case "welcome" | "credit" if lane == CONTROL_LANE:
                     self._reception.answered(sender, request)
@@ -156,7 +163,9 @@ class IncomingLane:
         reception.peers.connected(sender)
         reception.arrived(sender)
         if lane != CONTROL_LANE:
-            reception.reply(sender, welcome(lane, size))
+            if reception.bulk is not None:
+                self._bulk = reception.bulk.offer()
+            reception.reply(sender, welcome(lane, size, self._bulk and self._bulk.offer))
         return sender, lane, window
 
     def _check_hello(self, hello: link_pb2.Hello) -> None:
@@ -212,13 +221,23 @@ class IncomingLane:
         payload[:] = whole
         return Message(header, (payload,))
 
-    def _take_chunks(self, announcement: link_pb2.Announcement) -> Message:
+    def _take_announced(self, announcement: link_pb2.Announcement) -> Message:
         check_announcement(announcement, self._reception.settings.max_payload_bytes)
         num_bytes = announcement.num_bytes
         try:
             payload = self._reception.pool.take(num_bytes)
         except (MemoryError, OverflowError, OSError) as error:
             raise ProtocolError(f"no memory for the {num_bytes} bytes announced") from error
+        if not announcement.is_bulk:
+            self._take_chunks(payload)
+        elif self._bulk is not None:
+            self._bulk.receive_into(payload)
+        else:
+            raise ProtocolError("a payload is announced on a bulk connection that is not offered")
+        return Message(announcement.header, (payload,))
+
+    def _take_chunks(self, payload: memoryview) -> None:
+        num_bytes = payload.nbytes
         offset = 0
         while offset < num_bytes:
             chunk = next(self._requests)
@@ -229,7 +248,6 @@ class IncomingLane:
                 )
             payload[offset : offset + len(chunk)] = chunk
             offset += len(chunk)
-        return Message(announcement.header, (payload,))
 
     def _part(self, sender: int, farewell: link_pb2.Farewell) -> None:
         if farewell.HasField("failure"):

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from ravnest.errors import ConfigError, ProtocolError, TransportError
 from ravnest.transport.address import is_loopback, split_address, why_unreachable
-from ravnest.transport.envelope import CONTROL_LANE, hello
+from ravnest.transport.bulk_dialer import BulkDialer
+from ravnest.transport.bulk_listener import BulkListener
+from ravnest.transport.envelope import CONTROL_LANE, hello, offer_of
 from ravnest.transport.grpc_channel import PeerChannel
 from ravnest.transport.grpc_incoming import Reception
 from ravnest.transport.grpc_outgoing import OutgoingLane
@@ -83,7 +85,9 @@ class GrpcTransport(Transport):
         self._inbox = Inbox(self._peers)
         self._refusals = RefusalLog(node_id)
         self._server: LinkServer | None = None
+        self._bulk: BulkListener | None = None
         self._channels: dict[int, PeerChannel] = {}
+        self._dialers: dict[int, BulkDialer] = {}
         self._lanes: dict[tuple[int, str], OutgoingLane] = {}
         self._lanes_lock = threading.Lock()
         self._closing_lock = threading.Lock()
@@ -102,6 +106,24 @@ class GrpcTransport(Transport):
 
     def start(self) -> None:
         self._peers.open()
+        try:
+            self._listen()
+        except BaseException:
+            if self._bulk is not None:
+                self._bulk.stop()
+            self._peers.close()
+            raise
+        for peer, address in self._addresses.items():
+            self._dialers[peer] = BulkDialer(address, f"node {peer}")
+            self._channels[peer] = PeerChannel(address, f"ravnest-knock-{peer}")
+            self._lane(peer, CONTROL_LANE, "the control stream")
+        # Only now: whoever comes is answered on the control lane to it.
+        assert self._server is not None
+        self._server.start()
+
+    def _listen(self) -> None:
+        if self._settings.bulk:
+            self._bulk = BulkListener(self._bind)
         reception = Reception(
             node_id=self.node_id,
             plan_sha256=self._plan_sha256,
@@ -115,17 +137,9 @@ class GrpcTransport(Transport):
             reply=self._reply,
             answered=self._answered,
             formats=self._formats,
+            bulk=self._bulk,
         )
-        try:
-            self._server = LinkServer(self._bind, reception)
-        except BaseException:
-            self._peers.close()
-            raise
-        for peer, address in self._addresses.items():
-            self._channels[peer] = PeerChannel(address, f"ravnest-knock-{peer}")
-            self._lane(peer, CONTROL_LANE, "the control stream")
-        # Only now: whoever comes is answered on the control lane to it.
-        self._server.start()
+        self._server = LinkServer(self._bind, reception)
 
     def send(self, peer: int, lane: str, message: Message, *, purpose: str) -> None:
         self._check_peer(peer, lane)
@@ -171,6 +185,7 @@ class GrpcTransport(Transport):
                     lane,
                     hello=hello(self._plan_sha256, self.node_id, peer, lane, self._formats),
                     open_stream=self._channels[peer].open_stream,
+                    dialer=self._dialers[peer],
                 )
                 self._channels[peer].open(outgoing)
                 self._lanes[peer, lane] = outgoing
@@ -196,7 +211,7 @@ class GrpcTransport(Transport):
                 f"node {peer} answers lane {name!r}, which this node has not opened"
             )
         if is_welcome:
-            lane.welcomed(request.welcome.window)
+            lane.welcomed(request.welcome.window, offer_of(request.welcome))
         else:
             lane.credited(request.credit.num_messages)
 
@@ -262,6 +277,8 @@ class GrpcTransport(Transport):
             lane.cut()
         for channel in self._channels.values():
             channel.close()
+        if self._bulk is not None:
+            self._bulk.stop()
         if self._server is not None:
             self._server.stop()
 

@@ -1,0 +1,76 @@
+"""Connects to the bulk port of one peer, as long as that works."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+
+from ravnest.transport.address import split_address
+from ravnest.transport.bulk_connection import ADMITTED, BulkConnection, BulkOffer
+
+_log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 2.0
+
+
+class BulkDialer:
+    """Makes the bulk connections to one peer.
+
+    The port may be closed to this node, by a firewall or an address translation that lets only the
+    port of the plan through. Then one attempt is made, and payloads go over gRPC.
+
+    Args:
+        address: `host:port` of the peer's gRPC.
+        name: of the peer, for the log.
+        context: for TLS; None: plain TCP.
+        server_name: what the peer's certificate has to be for.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        context: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+    ) -> None:
+        self._host, _ = split_address(address)
+        self._name = name
+        self._context = context
+        self._server_name = server_name
+        self._is_hopeless = False
+        self._lock = threading.Lock()
+
+    def connect(self, offer: BulkOffer) -> BulkConnection | None:
+        """A connection that the peer has admitted, None when there is none to be had."""
+        with self._lock:  # who comes second need not wait for a timeout again
+            if self._is_hopeless:
+                return None
+            try:
+                return BulkConnection(self._admitted(offer))
+            except OSError as error:
+                self._is_hopeless = True
+                _log.info(
+                    "%s offers port %d for large payloads, which cannot be reached (%s); they go "
+                    "over gRPC, which takes more processor time",
+                    self._name,
+                    offer.port,
+                    error,
+                )
+                return None
+
+    def _admitted(self, offer: BulkOffer) -> socket.socket:
+        connected = socket.create_connection((self._host, offer.port), CONNECT_TIMEOUT_S)
+        try:
+            if self._context is not None:
+                connected = self._context.wrap_socket(
+                    connected, server_hostname=self._server_name
+                )
+            connected.sendall(offer.ticket)
+            if connected.recv(len(ADMITTED)) != ADMITTED:
+                raise ConnectionError("it was not admitted")
+        except BaseException:
+            connected.close()
+            raise
+        return connected
