@@ -52,7 +52,7 @@ class BulkDialer:
             except OSError as error:
                 self._is_hopeless = True
                 _log.info(
-                    "%s offers port %d for large payloads, which cannot be reached (%s); they go "
+                    "%s offers port %d for large messages, which cannot be reached (%s); they go "
                     "over gRPC, which takes more processor time",
                     self._name,
                     offer.port,
@@ -64,9 +64,7 @@ class BulkDialer:
         connected = socket.create_connection((self._host, offer.port), CONNECT_TIMEOUT_S)
         try:
             if self._context is not None:
-                connected = self._context.wrap_socket(
-                    connected, server_hostname=self._server_name
-                )
+                connected = self._context.wrap_socket(connected, server_hostname=self._server_name)
             connected.sendall(offer.ticket)
             if connected.recv(len(ADMITTED)) != ADMITTED:
                 raise ConnectionError("it was not admitted")

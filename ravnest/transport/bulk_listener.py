@@ -9,11 +9,10 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 
-from ravnest.errors import AddressInUseError
 from ravnest.transport.address import listen
 from ravnest.transport.bulk_connection import ADMITTED, TICKET_BYTES, BulkConnection, BulkOffer
-from ravnest.transport.bulk_slot import BulkSlot
 
 _log = logging.getLogger(__name__)
 
@@ -21,9 +20,13 @@ SHOW_TICKET_S = 10.0
 # That have shown no ticket yet; the next ones are turned away.
 MAX_STRANGERS = 64
 
+Serve = Callable[[BulkConnection], None]
+
 
 class BulkListener:
     """Listens on a free port of the host that gRPC listens on, from construction to `stop`.
+
+    Every connection has a thread of its own, which first admits it and then serves the lane.
 
     Args:
         bind: `host:port` of gRPC.
@@ -35,8 +38,10 @@ class BulkListener:
 
     def __init__(self, bind: str, context: ssl.SSLContext | None = None) -> None:
         self._context = context
-        self._slots: dict[bytes, BulkSlot] = {}
+        self._lanes: dict[bytes, Serve] = {}
+        self._connected: dict[bytes, BulkConnection] = {}
         self._strangers: dict[threading.Thread, socket.socket] = {}
+        self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._is_stopping = False
         self._listener = listen(bind, port=0)
@@ -46,37 +51,46 @@ class BulkListener:
         )
         self._acceptor.start()
 
-    def offer(self) -> BulkSlot:
-        """A place for the connection of one more lane."""
-        slot = BulkSlot(BulkOffer(self._port, secrets.token_bytes(TICKET_BYTES)))
-        with self._lock:
-            self._slots[slot.offer.ticket] = slot
-            if self._is_stopping:
-                slot.cut()
-        return slot
+    def offer(self, serve: Serve) -> BulkOffer:
+        """A place for the connection of one more lane.
 
-    def withdraw(self, slot: BulkSlot) -> None:
-        """The lane is over: frees its connection; its ticket is no good any more."""
+        Args:
+            serve: called with the connection, when it comes, in a thread of its own.
+        """
+        ticket = secrets.token_bytes(TICKET_BYTES)
         with self._lock:
-            del self._slots[slot.offer.ticket]
-        slot.close()
+            self._lanes[ticket] = serve
+        return BulkOffer(self._port, ticket)
+
+    def withdraw(self, offer: BulkOffer) -> None:
+        """The lane is over: cuts its connection; its ticket is no good any more."""
+        with self._lock:
+            self._lanes.pop(offer.ticket, None)
+            if (connection := self._connected.get(offer.ticket)) is not None:
+                connection.cut()
 
     def stop(self) -> None:
-        """Frees the port, ends what is received and joins all threads."""
+        """Frees the port and cuts all connections."""
         with self._lock:
             self._is_stopping = True
-            for slot in self._slots.values():
-                slot.cut()
+            self._lanes.clear()
+            for connection in self._connected.values():
+                connection.cut()
             for stranger in self._strangers.values():
                 _shut(stranger)
-            threads = [self._acceptor, *self._strangers]
         _shut(self._listener)
         # Where shutting a listener does not wake who accepts, a visitor does.
         with contextlib.suppress(OSError):
             socket.create_connection(self._listener.getsockname()[:2], 0.2).close()
+        self._acceptor.join()
+        self._listener.close()
+
+    def join(self) -> None:
+        """Waits for the threads of all lanes, after `stop` and once the lanes are over."""
+        with self._lock:
+            threads = list(self._threads)
         for thread in threads:
             thread.join()
-        self._listener.close()
 
     def _accept(self) -> None:
         while True:
@@ -85,27 +99,46 @@ class BulkListener:
             except OSError:
                 return
             thread = threading.Thread(
-                target=self._admit, args=(stranger,), name="ravnest-bulk-admit", daemon=True
+                target=self._welcome, args=(stranger,), name="ravnest-bulk", daemon=True
             )
             with self._lock:
                 is_welcome = not self._is_stopping and len(self._strangers) < MAX_STRANGERS
                 if is_welcome:
                     self._strangers[thread] = stranger
+                    self._threads.add(thread)
                     thread.start()
             if not is_welcome:
-                _log.debug("turned %s away: stopping, or too many wait", address)
+                _log.debug("turned %s away: stopping, or too many are there", address)
                 stranger.close()
 
-    def _admit(self, stranger: socket.socket) -> None:
+    def _welcome(self, stranger: socket.socket) -> None:
+        thread = threading.current_thread()
+        connected = stranger
         try:
-            if not self._is_admitted(stranger):
-                self._strangers[threading.current_thread()].close()
-        finally:
+            connected = self._secured(stranger)
+            ticket = _read_ticket(connected)
             with self._lock:
-                del self._strangers[threading.current_thread()]
+                del self._strangers[thread]
+                serve = self._lanes.pop(ticket, None)
+                if serve is None:
+                    raise ConnectionError("its ticket is not good")
+                self._connected[ticket] = connection = BulkConnection(connected)
+            try:
+                connected.sendall(ADMITTED)
+                serve(connection)
+            finally:
+                with self._lock:
+                    del self._connected[ticket]
+        except OSError as error:
+            _log.debug("a bulk connection was not admitted: %s", error)
+        finally:
+            connected.close()
+            with self._lock:
+                self._strangers.pop(thread, None)
+                self._threads.discard(thread)
 
     def _secured(self, stranger: socket.socket) -> socket.socket:
-        """The socket, or TLS around it, which has yet to be agreed upon."""
+        """The socket, or TLS around it, with its peer's certificate verified."""
         stranger.settimeout(SHOW_TICKET_S)
         if self._context is None:
             return stranger
@@ -114,30 +147,23 @@ class BulkListener:
                 stranger, server_side=True, do_handshake_on_connect=False
             )
             self._strangers[threading.current_thread()] = secured
+            if self._is_stopping:
+                _shut(secured)
+        try:
+            secured.do_handshake()
+        except BaseException:
+            secured.close()
+            raise
         return secured
 
-    def _is_admitted(self, stranger: socket.socket) -> bool:
-        try:
-            connected = self._secured(stranger)
-            if isinstance(connected, ssl.SSLSocket):
-                connected.do_handshake()
-            slot = self._slots.get(_read(connected, TICKET_BYTES))
-            if slot is None:
-                return False
-            connected.sendall(ADMITTED)
-            return slot.put(BulkConnection(connected))
-        except OSError as error:
-            _log.debug("a bulk connection was not admitted: %s", error)
-            return False
 
-
-def _read(connected: socket.socket, num_bytes: int) -> bytes:
-    """That many bytes; OSError when they do not come in time, all of them together."""
+def _read_ticket(connected: socket.socket) -> bytes:
+    """OSError when it does not come in time, all of it together."""
     deadline = time.monotonic() + SHOW_TICKET_S
     got = b""
-    while len(got) < num_bytes:
+    while len(got) < TICKET_BYTES:
         connected.settimeout(max(0.01, deadline - time.monotonic()))
-        if not (more := connected.recv(num_bytes - len(got))):
+        if not (more := connected.recv(TICKET_BYTES - len(got))):
             raise ConnectionError("it showed no ticket")
         got += more
     return got

@@ -52,7 +52,7 @@ def welcome(lane: str, window: int, bulk: BulkOffer | None = None) -> bytes:
     """Tells the sender of an accepted lane how many messages it may have unconsumed.
 
     Args:
-        bulk: where it may bring large payloads.
+        bulk: where it may bring large messages.
     """
     body = link_pb2.Welcome(lane=lane, window=window)
     if bulk is not None:
@@ -77,24 +77,21 @@ def refusal(reason: str) -> bytes:
 
 
 def offer_of(body: link_pb2.Welcome) -> BulkOffer | None:
-    """Where large payloads may be brought to; ProtocolError when it cannot be that."""
+    """Where large messages may be brought to; ProtocolError when it cannot be that."""
     if not body.HasField("bulk"):
         return None
     port, ticket = body.bulk.port, body.bulk.ticket
     if not 0 < port < 1 << 16 or len(ticket) != TICKET_BYTES:
         raise ProtocolError(
-            f"port {port} is offered for large payloads with a ticket of {len(ticket)} bytes; "
+            f"port {port} is offered for large messages with a ticket of {len(ticket)} bytes; "
             f"expected 1 to 65535 and {TICKET_BYTES} bytes"
         )
     return BulkOffer(port, ticket)
 
 
-def bulk_announcement(message: Message) -> bytes:
-    """Announces that the message's payload comes over the lane's bulk connection."""
-    body = link_pb2.Announcement(
-        header=message.header, num_bytes=message.num_bytes, is_bulk=True
-    )
-    return link_pb2.ToReceiver(announcement=body).SerializeToString()
+def resume(position: int) -> bytes:
+    """Says that the messages before this position, in the lane, did not all come over gRPC."""
+    return link_pb2.ToReceiver(resume=link_pb2.Resume(position=position)).SerializeToString()
 
 
 def requests_of(message: Message) -> Iterator[bytes]:
@@ -166,12 +163,12 @@ def check_payload(num_bytes: int, max_payload_bytes: int) -> None:
         )
 
 
-def check_announcement(body: link_pb2.Announcement, max_payload_bytes: int) -> None:
-    """Raises ProtocolError when the sizes break a limit."""
-    check_payload(body.num_bytes, max_payload_bytes)
-    if len(body.header) > MAX_HEADER_BYTES:
+def check_sizes(header_bytes: int, num_bytes: int, max_payload_bytes: int) -> None:
+    """Raises ProtocolError when an announced header or payload breaks a limit."""
+    check_payload(num_bytes, max_payload_bytes)
+    if header_bytes > MAX_HEADER_BYTES:
         raise ProtocolError(
-            f"a header has {len(body.header)} bytes, at most {MAX_HEADER_BYTES} are allowed"
+            f"a header has {header_bytes} bytes, at most {MAX_HEADER_BYTES} are allowed"
         )
 
 

@@ -13,10 +13,10 @@ from ravnest.errors import ProtocolError
 from ravnest.transport.bulk_connection import MIN_BULK_BYTES, BulkConnection, BulkOffer
 from ravnest.transport.bulk_dialer import BulkDialer
 from ravnest.transport.envelope import (
-    bulk_announcement,
     farewell,
     parse_response,
     requests_of,
+    resume,
 )
 from ravnest.transport.grpc_options import grpc
 from ravnest.transport.interface import Message, TransportSettings
@@ -47,7 +47,7 @@ class OutgoingLane:
     Args:
         hello: first request of the stream.
         open_stream: opens it; called once, by `open`.
-        dialer: connects to where the peer takes large payloads.
+        dialer: connects to where the peer takes large messages.
     """
 
     def __init__(
@@ -71,6 +71,8 @@ class OutgoingLane:
         self._dialer = dialer
         self._offer: BulkOffer | None = None
         self._bulk: BulkConnection | None = None
+        self._position = 0  # of the next message
+        self._is_resumed = True  # gRPC's last message was the one before
         self._queue: queue.SimpleQueue[Message | bytes | _Last] = queue.SimpleQueue()
         self._allowance = Allowance()
         self._is_cut = False
@@ -158,6 +160,7 @@ class OutgoingLane:
             elif isinstance(item, bytes):
                 yield item
             else:
+                yield from self._resume()
                 self._has_said_all = True
                 yield item.request
                 return
@@ -165,18 +168,26 @@ class OutgoingLane:
             del item
 
     def _requests_of(self, message: Message) -> Iterator[bytes]:
-        """A message's requests; its payload may go another way meanwhile."""
-        if message.num_bytes < MIN_BULK_BYTES or (bulk := self._bulk_connection()) is None:
+        """A message's requests; none when it goes over the bulk connection, which it then has."""
+        bulk = self._bulk_connection() if message.num_bytes >= MIN_BULK_BYTES else None
+        if bulk is None:
+            yield from self._resume()
             yield from requests_of(message)
-            return
-        yield bulk_announcement(message)
-        try:
-            bulk.send(message.payload)
-        except OSError as error:
-            if not self._is_cut:
-                self._peers.lost(self.peer, f"the connection for large payloads broke ({error})")
-            # gRPC ends the stream when its requests end, and the peer sees that it is incomplete.
-            self._stop_writing()
+        else:
+            self._is_resumed = False
+            try:
+                bulk.send(self._position, message)
+            except OSError as error:
+                # The stream ends without a farewell, and its response says why, if anything does.
+                _log.debug("bulk connection of lane %r to %d: %s", self.lane, self.peer, error)
+                self._stop_writing()
+        self._position += 1
+
+    def _resume(self) -> Iterator[bytes]:
+        """Tells where what follows belongs, unless that is known."""
+        if not self._is_resumed:
+            self._is_resumed = True
+            yield resume(self._position)
 
     def _bulk_connection(self) -> BulkConnection | None:
         if self._bulk is None and self._offer is not None:

@@ -10,9 +10,10 @@ from typing import Any, cast
 
 from ravnest.errors import AddressInUseError
 from ravnest.transport.address import check_bindable
-from ravnest.transport.grpc_incoming import IncomingLane, Reception
+from ravnest.transport.grpc_incoming import IncomingLane
 from ravnest.transport.grpc_options import METHOD, SERVER_OPTIONS, SERVICE, grpc
 from ravnest.transport.limits import MAX_LANES
+from ravnest.transport.reception import Reception
 
 _log = logging.getLogger(__name__)
 

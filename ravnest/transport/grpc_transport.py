@@ -13,7 +13,6 @@ from ravnest.transport.bulk_dialer import BulkDialer
 from ravnest.transport.bulk_listener import BulkListener
 from ravnest.transport.envelope import CONTROL_LANE, hello, offer_of
 from ravnest.transport.grpc_channel import PeerChannel
-from ravnest.transport.grpc_incoming import Reception
 from ravnest.transport.grpc_outgoing import OutgoingLane
 from ravnest.transport.grpc_server import LinkServer, RefusalLog
 from ravnest.transport.inbox import Inbox
@@ -28,6 +27,7 @@ from ravnest.transport.limits import check_header, check_lane
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
 from ravnest.transport.peers import Lifecycle, PeerState, PeerTable
+from ravnest.transport.reception import Reception
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +111,7 @@ class GrpcTransport(Transport):
         except BaseException:
             if self._bulk is not None:
                 self._bulk.stop()
+                self._bulk.join()
             self._peers.close()
             raise
         for peer, address in self._addresses.items():
@@ -281,6 +282,8 @@ class GrpcTransport(Transport):
             self._bulk.stop()
         if self._server is not None:
             self._server.stop()
+        if self._bulk is not None:
+            self._bulk.join()
 
     def _check_addresses(self, insecure: bool) -> None:
         addresses: Iterable[str] = (self._bind, *self._addresses.values())

@@ -23,7 +23,6 @@ from ravnest.transport.envelope import (
     parse_response,
     welcome,
 )
-from ravnest.transport.grpc_incoming import Reception
 from ravnest.transport.grpc_options import METHOD, SERVICE, grpc
 from ravnest.transport.grpc_server import LinkServer
 from ravnest.transport.inbox import Inbox
@@ -31,6 +30,7 @@ from ravnest.transport.interface import Formats, Message
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
 from ravnest.transport.peers import PeerTable
+from ravnest.transport.reception import Reception
 
 Talk = Callable[[list[bytes]], str]
 
