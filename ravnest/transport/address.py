@@ -91,21 +91,24 @@ def _not_bindable(address: str, error: OSError) -> AddressInUseError:
 
 def accepts_connections(address: str) -> bool:
     """Tries one connection; true when somebody listens."""
-    host, port = split_address(address)
     try:
-        socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S).close()
+        connect(address).close()
     except OSError:
         return False
     return True
 
 
+def connect(address: str) -> socket.socket:
+    """One connection, made or not within a short time, which is also its time limit; OSError."""
+    return socket.create_connection(split_address(address), timeout=PROBE_TIMEOUT_S)
+
+
 def why_unreachable(address: str) -> str:
     """Tries one connection and says in words what came of it."""
-    host, port = split_address(address)
     try:
-        socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S).close()
+        connect(address).close()
     except socket.gaierror as error:
-        return f"DNS: {error.strerror} ({host})"
+        return f"DNS: {error.strerror} ({split_address(address)[0]})"
     except TimeoutError:
         return f"connection timed out after {PROBE_TIMEOUT_S:g} s"
     except OSError as error:

@@ -63,7 +63,8 @@ class BulkConnection:
         self._socket = connected
         # TLS comes in records; a plain socket can be told to return when all has come.
         is_plain = not isinstance(connected, ssl.SSLSocket)
-        self._more, self._all = (_MORE, socket.MSG_WAITALL) if is_plain else (0, 0)
+        self._more: int = _MORE if is_plain else 0
+        self._all: int = socket.MSG_WAITALL if is_plain else 0
 
     def send(self, position: int, message: Message) -> None:
         """Sends a message; OSError when the connection breaks or is cut."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import socket
-import ssl
 import threading
 
 from ravnest.transport.address import split_address
 from ravnest.transport.bulk_connection import ADMITTED, BulkConnection, BulkOffer
+from ravnest.transport.knocking import Door
 
 _log = logging.getLogger(__name__)
 
@@ -22,23 +22,12 @@ class BulkDialer:
     port of the plan through. Then one attempt is made, and payloads go over gRPC.
 
     Args:
-        address: `host:port` of the peer's gRPC.
-        name: of the peer, for the log.
-        context: for TLS; None: plain TCP.
-        server_name: what the peer's certificate has to be for.
+        door: of the peer's gRPC.
     """
 
-    def __init__(
-        self,
-        address: str,
-        name: str,
-        context: ssl.SSLContext | None = None,
-        server_name: str | None = None,
-    ) -> None:
-        self._host, _ = split_address(address)
-        self._name = name
-        self._context = context
-        self._server_name = server_name
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._host, _ = split_address(door.address)
         self._is_hopeless = False
         self._lock = threading.Lock()
 
@@ -54,7 +43,7 @@ class BulkDialer:
                 _log.info(
                     "%s offers port %d for large messages, which cannot be reached (%s); they go "
                     "over gRPC, which takes more processor time",
-                    self._name,
+                    self._door.name,
                     offer.port,
                     error,
                 )
@@ -63,8 +52,9 @@ class BulkDialer:
     def _admitted(self, offer: BulkOffer) -> socket.socket:
         connected = socket.create_connection((self._host, offer.port), CONNECT_TIMEOUT_S)
         try:
-            if self._context is not None:
-                connected = self._context.wrap_socket(connected, server_hostname=self._server_name)
+            if self._door.identity is not None:
+                context = self._door.identity.connecting
+                connected = context.wrap_socket(connected, server_hostname=self._door.name)
             connected.sendall(offer.ticket)
             if connected.recv(len(ADMITTED)) != ADMITTED:
                 raise ConnectionError("it was not admitted")

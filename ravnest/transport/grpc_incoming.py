@@ -26,12 +26,22 @@ class IncomingLane:
 
     All of it is read in the thread that gRPC gives to the stream; `greeter` only lives until the
     Hello, because gRPC's iterator cannot be waited for with a limit.
+
+    Args:
+        names: what the certificate of who opened it is for.
     """
 
-    def __init__(self, reception: Reception, requests: Iterator[bytes], source: str) -> None:
+    def __init__(
+        self,
+        reception: Reception,
+        requests: Iterator[bytes],
+        source: str,
+        names: frozenset[str] = frozenset(),
+    ) -> None:
         self._reception = reception
         self._requests = requests
         self._source = source
+        self._names = names
         self._first: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._hello: link_pb2.Hello | None = None
         self._intake: LaneIntake | None = None
@@ -108,7 +118,7 @@ class IncomingLane:
         if request.WhichOneof("body") != "hello":
             raise ProtocolError(f"a stream began with {request.WhichOneof('body')}, not with hello")
         hello, reception = request.hello, self._reception
-        reception.check(hello)
+        reception.check(hello, self._names)
         sender, lane = hello.sender, hello.lane
         self._intake = LaneIntake(reception, sender, lane)
         self._hello = hello

@@ -76,6 +76,7 @@ class OutgoingLane:
         self._queue: queue.SimpleQueue[Message | bytes | _Last] = queue.SimpleQueue()
         self._allowance = Allowance()
         self._is_cut = False
+        self._is_broken = False
         self._has_said_all = False
         self._call: Call | None = None
         self._writer: threading.Thread | None = None
@@ -157,6 +158,8 @@ class OutgoingLane:
             if isinstance(item, Message):
                 if is_allowed:
                     yield from self._requests_of(item)
+                if self._is_broken:
+                    return
             elif isinstance(item, bytes):
                 yield item
             else:
@@ -180,7 +183,7 @@ class OutgoingLane:
             except OSError as error:
                 # The stream ends without a farewell, and its response says why, if anything does.
                 _log.debug("bulk connection of lane %r to %d: %s", self.lane, self.peer, error)
-                self._stop_writing()
+                self._is_broken = True
         self._position += 1
 
     def _resume(self) -> Iterator[bytes]:

@@ -6,11 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from ravnest.errors import ConfigError, ProtocolError, TransportError
 from ravnest.transport.address import is_loopback, split_address, why_unreachable
 from ravnest.transport.bulk_dialer import BulkDialer
 from ravnest.transport.bulk_listener import BulkListener
+from ravnest.transport.credentials import Credentials, load_identity, name_of
 from ravnest.transport.envelope import CONTROL_LANE, hello, offer_of
 from ravnest.transport.grpc_channel import PeerChannel
 from ravnest.transport.grpc_outgoing import OutgoingLane
@@ -23,6 +25,7 @@ from ravnest.transport.interface import (
     Transport,
     TransportSettings,
 )
+from ravnest.transport.knocking import Door
 from ravnest.transport.limits import check_header, check_lane
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
@@ -51,11 +54,14 @@ class GrpcTransport(Transport):
         plan_sha256: hash of the plan; peers of another plan are refused.
         settings: deadlines, window and limits.
         formats: of the payloads sent and received; peers that cannot read theirs are refused.
-        insecure: allow addresses that are not loopback, although nothing is encrypted and
-            anybody who reaches the port may pose as a peer.
+        credentials: with them every connection is encrypted, and both ends show certificates of
+            one authority for their node ids; peers need them too.
+        insecure: allow addresses that are not loopback without credentials, although nothing is
+            encrypted then and anybody who reaches the port may pose as a peer.
 
     Raises:
-        ConfigError: an address is malformed, or not loopback without `insecure`.
+        ConfigError: an address is malformed, or not loopback without `insecure` or credentials; or
+            credentials cannot be used.
     """
 
     def __init__(
@@ -67,12 +73,14 @@ class GrpcTransport(Transport):
         settings: TransportSettings | None = None,
         *,
         formats: Formats | None = None,
+        credentials: Credentials | None = None,
         insecure: bool = False,
     ) -> None:
         self.node_id = node_id
         self._bind = bind
         self._addresses = {peer.node_id: peer.address for peer in peers if peer.node_id != node_id}
-        self._check_addresses(insecure)
+        self._check_addresses(insecure or credentials is not None)
+        self._identity = None if credentials is None else load_identity(credentials, node_id)
         self._plan_sha256 = plan_sha256
         self._settings = settings or TransportSettings()
         self._formats = formats or Formats()
@@ -115,8 +123,11 @@ class GrpcTransport(Transport):
             self._peers.close()
             raise
         for peer, address in self._addresses.items():
-            self._dialers[peer] = BulkDialer(address, f"node {peer}")
-            self._channels[peer] = PeerChannel(address, f"ravnest-knock-{peer}")
+            door = Door(address, name_of(peer), self._identity)
+            self._dialers[peer] = BulkDialer(door)
+            self._channels[peer] = PeerChannel(
+                door, f"ravnest-knock-{peer}", partial(self._peers.broke_protocol, peer)
+            )
             self._lane(peer, CONTROL_LANE, "the control stream")
         # Only now: whoever comes is answered on the control lane to it.
         assert self._server is not None
@@ -124,7 +135,8 @@ class GrpcTransport(Transport):
 
     def _listen(self) -> None:
         if self._settings.bulk:
-            self._bulk = BulkListener(self._bind)
+            context = None if self._identity is None else self._identity.accepting
+            self._bulk = BulkListener(self._bind, context)
         reception = Reception(
             node_id=self.node_id,
             plan_sha256=self._plan_sha256,
@@ -139,8 +151,9 @@ class GrpcTransport(Transport):
             answered=self._answered,
             formats=self._formats,
             bulk=self._bulk,
+            is_secured=self._identity is not None,
         )
-        self._server = LinkServer(self._bind, reception)
+        self._server = LinkServer(self._bind, reception, self._identity)
 
     def send(self, peer: int, lane: str, message: Message, *, purpose: str) -> None:
         self._check_peer(peer, lane)
@@ -285,16 +298,17 @@ class GrpcTransport(Transport):
         if self._bulk is not None:
             self._bulk.join()
 
-    def _check_addresses(self, insecure: bool) -> None:
+    def _check_addresses(self, may_be_exposed: bool) -> None:
         addresses: Iterable[str] = (self._bind, *self._addresses.values())
         for address in addresses:
             split_address(address)
         exposed = [address for address in addresses if not is_loopback(address)]
-        if exposed and not insecure:
+        if exposed and not may_be_exposed:
             raise ConfigError(
                 f"node {self.node_id} would use {', '.join(exposed)}, which is not loopback, "
-                f"and this transport neither encrypts nor authenticates",
-                hint="pass insecure=True if everybody who reaches these addresses is trusted",
+                "and without credentials nothing is encrypted or authenticated",
+                hint="pass credentials, or insecure=True if everybody who reaches these "
+                "addresses is trusted",
             )
 
     def _check_peer(self, peer: int, lane: str) -> None:

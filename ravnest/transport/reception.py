@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ravnest.errors import ProtocolError
 from ravnest.transport.bulk_listener import BulkListener
+from ravnest.transport.credentials import name_of
 from ravnest.transport.envelope import PROTOCOL_VERSION
 from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Formats, TransportSettings
@@ -29,6 +30,7 @@ class Reception:
         answered: told the Welcome or Credit that a peer gives to a lane of this node.
         formats: a peer that does not understand what it will be sent is refused.
         bulk: where peers may bring large messages, None when they have to come over gRPC.
+        is_secured: peers have to show a certificate for their id.
         hello_timeout_s: a stream that says nothing for so long is cut.
     """
 
@@ -45,10 +47,15 @@ class Reception:
     answered: Callable[[int, link_pb2.ToReceiver], None]
     formats: Formats = field(default_factory=Formats)
     bulk: BulkListener | None = None
+    is_secured: bool = False
     hello_timeout_s: float = 10.0
 
-    def check(self, hello: link_pb2.Hello) -> None:
-        """Raises ProtocolError unless the sender of this Hello may open its lane."""
+    def check(self, hello: link_pb2.Hello, names: frozenset[str]) -> None:
+        """Raises ProtocolError unless the sender of this Hello may open its lane.
+
+        Args:
+            names: what the certificate of the sender is for.
+        """
         if hello.version != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"protocol version {hello.version} came, {PROTOCOL_VERSION} is expected; "
@@ -66,6 +73,11 @@ class Reception:
         if hello.sender not in self.expected:
             raise ProtocolError(
                 f"node {hello.sender} came, expected are nodes {sorted(self.expected)}"
+            )
+        if self.is_secured and name_of(hello.sender) not in names:
+            raise ProtocolError(
+                f"node {hello.sender} came with a certificate for {_listed(sorted(names))}, "
+                f"expected one for {name_of(hello.sender)}"
             )
         if len(hello.lane) > MAX_LANE_CHARS:
             raise ProtocolError(
