@@ -38,6 +38,9 @@ class PeerChannel:
         self._is_closing = False
         self._wake = threading.Event()
         self._knocker = threading.Thread(target=self._knock, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begins to knock."""
         self._knocker.start()
 
     def open(self, lane: OutgoingLane) -> None:
@@ -64,7 +67,8 @@ class PeerChannel:
             self._is_closing = True
             self._waiting.clear()
         self._wake.set()
-        self._knocker.join()
+        if self._knocker.ident is not None:
+            self._knocker.join()
 
     def close(self) -> None:
         """Ends the connection, if there is one."""

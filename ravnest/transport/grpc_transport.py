@@ -132,6 +132,8 @@ class GrpcTransport(Transport):
         # Only now: whoever comes is answered on the control lane to it.
         assert self._server is not None
         self._server.start()
+        for channel in self._channels.values():
+            channel.start()
 
     def _listen(self) -> None:
         if self._settings.bulk:
