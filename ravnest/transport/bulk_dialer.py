@@ -13,6 +13,7 @@ from ravnest.transport.knocking import Door
 _log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 2.0
+ADMISSION_TIMEOUT_S = 4.0
 
 
 class BulkDialer:
@@ -52,6 +53,7 @@ class BulkDialer:
     def _admitted(self, offer: BulkOffer) -> socket.socket:
         connected = socket.create_connection((self._host, offer.port), CONNECT_TIMEOUT_S)
         try:
+            connected.settimeout(ADMISSION_TIMEOUT_S)
             if self._door.identity is not None:
                 context = self._door.identity.connecting
                 connected = context.wrap_socket(connected, server_hostname=self._door.name)

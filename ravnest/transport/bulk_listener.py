@@ -20,6 +20,9 @@ SHOW_TICKET_S = 10.0
 # That have shown no ticket yet; the next ones are turned away.
 MAX_STRANGERS = 64
 
+# Of all interfaces, which not every system lets connect to.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
 Serve = Callable[[BulkConnection], None]
 
 
@@ -45,7 +48,8 @@ class BulkListener:
         self._lock = threading.Lock()
         self._is_stopping = False
         self._listener = listen(bind, port=0)
-        self._port: int = self._listener.getsockname()[1]
+        host, self._port = self._listener.getsockname()[:2]
+        self._own_address = _LOOPBACK.get(host, host), self._port
         self._acceptor = threading.Thread(
             target=self._accept, name="ravnest-bulk-accept", daemon=True
         )
@@ -81,7 +85,7 @@ class BulkListener:
         _shut(self._listener)
         # Where shutting a listener does not wake who accepts, a visitor does.
         with contextlib.suppress(OSError):
-            socket.create_connection(self._listener.getsockname()[:2], 0.2).close()
+            socket.create_connection(self._own_address, 0.2).close()
         self._acceptor.join()
         self._listener.close()
 
