@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from ravnest.transport.address import listen
 from ravnest.transport.bulk_connection import ADMITTED, TICKET_BYTES, BulkConnection, BulkOffer
@@ -34,12 +34,18 @@ class BulkListener:
     Args:
         bind: `host:port` of gRPC.
         context: for TLS; None: plain TCP.
+        taken: ports that are free perhaps, but not for this.
 
     Raises:
         AddressInUseError: there is no port to be had.
     """
 
-    def __init__(self, bind: str, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        bind: str,
+        context: ssl.SSLContext | None = None,
+        taken: Container[int] = frozenset(),
+    ) -> None:
         self._context = context
         self._lanes: dict[bytes, Serve] = {}
         self._connected: dict[bytes, BulkConnection] = {}
@@ -47,7 +53,7 @@ class BulkListener:
         self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._is_stopping = False
-        self._listener = listen(bind, port=0)
+        self._listener = _listen_beside(bind, taken)
         host, self._port = self._listener.getsockname()[:2]
         self._own_address = _LOOPBACK.get(host, host), self._port
         self._acceptor = threading.Thread(
@@ -159,6 +165,14 @@ class BulkListener:
             secured.close()
             raise
         return secured
+
+
+def _listen_beside(bind: str, taken: Container[int]) -> socket.socket:
+    listener = listen(bind, port=0)
+    if listener.getsockname()[1] not in taken:
+        return listener
+    with contextlib.closing(listener):  # held meanwhile, so that another one is found
+        return _listen_beside(bind, taken)
 
 
 def _read_ticket(connected: socket.socket) -> bytes:

@@ -138,7 +138,9 @@ class GrpcTransport(Transport):
     def _listen(self) -> None:
         if self._settings.bulk:
             context = None if self._identity is None else self._identity.accepting
-            self._bulk = BulkListener(self._bind, context)
+            # Those of other nodes of this host, which may not have started yet.
+            planned = {split_address(a)[1] for a in (self._bind, *self._addresses.values())}
+            self._bulk = BulkListener(self._bind, context, planned)
         reception = Reception(
             node_id=self.node_id,
             plan_sha256=self._plan_sha256,

@@ -257,6 +257,23 @@ def test_closing_does_not_wait_for_a_stranger_or_a_half_sent_message(intake, in_
     connection.close()
 
 
+def test_ports_of_other_nodes_are_left_to_them():
+    seen: list[int] = []
+
+    class First:
+        """The port that is found first is another node's."""
+
+        def __contains__(self, port: object) -> bool:
+            assert isinstance(port, int)
+            seen.append(port)
+            return port == seen[0]
+
+    listener = BulkListener(free_address(), taken=First())
+    assert listener.offer(BulkConnection.close).port == seen[1] != seen[0]
+    listener.stop()
+    listener.join()
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.booleans(), max_size=20))
 def test_order_is_kept_whoever_brings_what(by_bulk):
