@@ -93,11 +93,11 @@ def _shortened(wire: torch.Tensor, num_scale_bytes: int) -> torch.Tensor:
     scales, steps = wire[:num_scale_bytes], wire[num_scale_bytes:].cpu()
     if not steps.numel():
         return wire
-    coded = torch.frombuffer(bytearray(shorten(memoryview(steps.numpy()))), dtype=torch.uint8)
+    coded = torch.frombuffer(bytearray(shorten(steps.numpy().data)), dtype=torch.uint8)
     return torch.cat([scales.cpu(), coded])
 
 
 def _lengthened(wire: torch.Tensor, num_scale_bytes: int, num_bytes: int) -> torch.Tensor:
-    coded = memoryview(wire[num_scale_bytes:].numpy())
+    coded = wire[num_scale_bytes:].numpy().data
     values = bytearray(lengthen(coded, num_bytes - num_scale_bytes))
     return torch.cat([wire[:num_scale_bytes], torch.frombuffer(values, dtype=torch.uint8)])
