@@ -24,7 +24,6 @@ from ravnest.transport.memory import MemoryNetwork
 
 NUM_CLUSTERS = 2
 NUM_BLOCKS = 2  # of the task's six: three times as many steps in the same time
-DRAWS_PER_BATCH = 4  # of the task's: 512 tokens
 WARM_UP_SHARE = 0.05
 LAST_RATE = 0.02
 
@@ -59,10 +58,9 @@ class Outcome:
 def train(setting: Setting, rate: float, seed: int, num_steps: int) -> Outcome:
     """Trains for so many steps of each cluster, warmed up and decayed by a cosine."""
     task = TASKS["text"]()
-    num_draws = num_steps * NUM_CLUSTERS * DRAWS_PER_BATCH
-    draws = list(itertools.islice(task.batches(1000 + seed), num_draws))
-    x, y = (torch.cat(parts) for parts in zip(*draws, strict=True))
-    size = len(draws[0][0]) * DRAWS_PER_BATCH
+    batches = list(itertools.islice(task.batches(1000 + seed), num_steps * NUM_CLUSTERS))
+    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    size = len(batches[0][0])
     model = build(seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
