@@ -59,7 +59,8 @@ class NodeOptions:
             change; see docs/averaging.md.
         outer_optimizer_params: keyword arguments for it.
         averaging_compression: of the changes that rounds exchange: False, True (half precision,
-            scaled), "bf16" or "int8". What a round drops goes into the next one.
+            scaled), "bf16", "int8", "int8-huffman" (the same in fewer bytes), "int4" or
+            "int4-hadamard". What a round drops goes into the next one.
         averaging_overlap: optimizer steps that go on while a round is under way; its correction is
             applied after just as many. 0: training waits for rounds.
         averaging_fragments: parts of the model that rounds average in turn, each every
