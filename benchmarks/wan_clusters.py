@@ -4,7 +4,7 @@ A stage waits as long as its machine would compute, exchanges as many bytes as t
 `benchmarks.workloads` and has a third of its values to average. There are two machines each of
 `MACHINES_FLOPS`; the planner forms the clusters and orders them. Part of `benchmarks.wan`.
 
-Both settings train with the same steps, those of the GPT. The naive one has the defaults, and an
+Both settings train with the same steps, those of the GPT. The naive one is `1f1b` in fp32, with an
 average after every step. The other trains without a flush, compresses where the plan says that it
 pays, and averages every `STEPS_PER_ROUND` steps: far more than are run, so its rate is that of
 training, as measured, less what a round costs, as the naive runs measure it.
