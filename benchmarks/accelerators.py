@@ -9,6 +9,7 @@ Every repeat runs all kinds in turn; medians are over the repeats.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from benchmarks.report import Claim, finish, parse_arguments
 PEAK_FLOPS = 989e12  # of an H100 in bfloat16, dense
 GOAL = 0.9
 TIMEOUT_S = 240
+MAX_THREADS = 8  # of each process, whichever library it runs
 KINDS = ("torch 1f1b", "ravnest 1f1b", "ravnest async")
 
 
@@ -101,7 +103,8 @@ def run_kind(kind: str, order: list[int], work: Path) -> dict[str, float]:
         ]
         for rank, node in enumerate(order)
     ]
-    run_processes(commands, work, TIMEOUT_S)
+    threads = max(1, min(MAX_THREADS, (os.cpu_count() or 1) // len(order)))
+    run_processes(commands, work, TIMEOUT_S, num_threads=threads)
     first, last = (json.loads((work / f"{k}.json").read_text()) for k in (0, len(order) - 1))
     return {"tokens_per_s": statistics.median(first["tokens_per_s"]), "loss": last["loss"]}
 

@@ -141,7 +141,7 @@ def run_kind(kind: str, name: str, options: dict[str, Any]) -> dict[str, float]:
             workers = [("torch", {**options, "rank": r, "port": port}) for r in range(NUM_STAGES)]
         else:
             schedule = kind.split()[1]
-            names = plan(name, work)
+            names = plan(name, work, schedule)
             workers = [
                 ("provider", {**options, "name": each, "schedule": schedule}) for each in names
             ]
@@ -153,7 +153,7 @@ def run_kind(kind: str, name: str, options: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def plan(name: str, work: Path) -> list[str]:
+def plan(name: str, work: Path, schedule: str) -> list[str]:
     """Cuts the workload for three nodes below `work`; node names from root to leaf."""
     workload = WORKLOADS[name]()
     (work / "node_data").mkdir()
@@ -164,6 +164,8 @@ def plan(name: str, work: Path) -> list[str]:
             workload.build(),
             example_args=(example,),
             num_clusters=1,
+            schedule=schedule,
+            update_frequency=workload.num_microbatches,
             leaves=dict(workload.leaves) or None,
         )
     return [f"node_{node_id}" for node_id in made.clusters[0]]

@@ -39,13 +39,19 @@ def run_processes(
     work: Path,
     timeout_s: float,
     places: Sequence[Callable[[list[str]], list[str]]] = (),
+    num_threads: int = 1,
 ) -> None:
     """Runs `python -m` for each at once in `work`; RuntimeError with its output when one fails.
 
     Args:
         places: what makes of each command line one that runs it elsewhere.
+        num_threads: of each process for one operator on the processor.
     """
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": str(num_threads),
+    }
     logs = [work / f"log_{index}.txt" for index in range(len(commands))]
     processes = []
     for number, (command, log) in enumerate(zip(commands, logs, strict=True)):

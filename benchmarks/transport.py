@@ -1,10 +1,11 @@
 """A stream of tensors between two processes, beside a raw socket and a bare gRPC stream.
 
 `python -m benchmarks.transport [--json] [--quick]`. Rates are of frames of one tensor, encoded,
-sent, received and decoded one after another, on loopback; the raw socket sends and receives into
-buffers made before. Each repeat measures all kinds in turn, so that a drifting machine drifts for
-all; figures are medians, ratios medians of each repeat's ratio. There is no figure for TLS, which
-the transport does not have.
+sent, received and decoded one after another, on loopback, without and with TLS; the raw socket
+sends and receives into buffers made before, and so does the bare gRPC stream, which shows what gRPC
+itself takes (`benchmarks.transport_bare`). Each repeat measures all kinds in turn, so that a
+drifting machine drifts for all; figures are medians, ratios medians of each repeat's ratio. The
+rate over a slow link needs Linux and root (`benchmarks.links`); without, the report says so.
 """
 
 from __future__ import annotations
@@ -16,29 +17,33 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.certificates import issue
+from benchmarks.links import MAX_ERROR, why_impossible
 from benchmarks.report import Claim, finish, parse_arguments
+from benchmarks.transport_bare import BareGiver
 from benchmarks.transport_far import (
     FAR,
     LANE,
     MAX_ECHO_BYTES,
     METHOD,
     NEAR,
-    PLAN,
     SERVICE,
+    Places,
     send_frame,
 )
+from benchmarks.transport_link import share_of_link
 from ravnest.node.allocator import keep_freed_memory
 from ravnest.transport.grpc_options import grpc
-from ravnest.transport.grpc_transport import GrpcTransport
-from ravnest.transport.interface import PeerAddress
 from ravnest.wire.codec import decode
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -48,12 +53,15 @@ NUM_BYTES_PER_RUN = 512 * MIB
 MIN_RATIOS = {64 * MIB: 0.65, 16 * MIB: 0.55}
 MAX_CPU_S_PER_GB = 0.9
 MAX_ROUND_TRIP = 1.3
+MIN_TLS_RATIO = 0.4
+MIN_OF_LINK = 0.97
+KINDS = ("raw", "bare", "ravnest", "tls")
 
 
 class FarEnd:
-    """The process at the other end, and the three ways to it."""
+    """The process at the other end, and the ways to it."""
 
-    def __init__(self, process: subprocess.Popen[str], stack: ExitStack, near_port: int) -> None:
+    def __init__(self, process: subprocess.Popen[str], stack: ExitStack, places: Places) -> None:
         self._process = process
         ports = self._answer()
         self.raw = stack.enter_context(socket.create_connection((HOST, ports["raw"])))
@@ -63,11 +71,11 @@ class FarEnd:
         stack.callback(self._requests.put, None)
         method = channel.stream_stream(f"/{SERVICE}/{METHOD}", None, None)
         self._responses = method(iter(self._requests.get, None))
-        far = process.args[-2]  # type: ignore[index]
-        peers = [PeerAddress(FAR, f"{HOST}:{far}")]
-        self.transport = GrpcTransport(NEAR, f"{HOST}:{near_port}", peers, PLAN)
-        self.transport.start()
-        stack.callback(self.transport.abort, "the benchmark is over")
+        self.bare = BareGiver(f"{HOST}:{ports['bare']}")
+        stack.callback(self.bare.close)
+        self.transports = places.transports(NEAR)
+        for transport in self.transports.values():
+            stack.callback(transport.abort, "the benchmark is over")
 
     def echo(self, payload: bytes) -> bytes:
         """One round trip on the bare gRPC stream."""
@@ -106,9 +114,11 @@ def free_ports(count: int) -> list[int]:
 @contextmanager
 def far_end() -> Iterator[FarEnd]:
     """Starts the other process."""
-    near, far = free_ports(2)
     with ExitStack() as stack:
-        command = ["-m", "benchmarks.transport_far", HOST, str(far), f"{HOST}:{near}"]
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        issue(Path(folder), (NEAR, FAR))
+        places = Places(HOST, *(f"{HOST}:{port}" for port in free_ports(4)), folder=folder)
+        command = ["-m", "benchmarks.transport_far", json.dumps(asdict(places))]
         process = subprocess.Popen(
             [sys.executable, *command],
             env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
@@ -118,7 +128,7 @@ def far_end() -> Iterator[FarEnd]:
         )
         stack.callback(process.wait)
         stack.callback(process.kill)
-        yield FarEnd(process, stack, near)
+        yield FarEnd(process, stack, places)
 
 
 def main() -> int:
@@ -135,11 +145,7 @@ def main() -> int:
             total = 4 * num_bytes if arguments.quick else NUM_BYTES_PER_RUN
             rates = compare_rates(far, num_bytes, total // num_bytes, repeats)
             figures["rates"][name] = rates
-            ratio, cpu = rates["ratio"], rates["ravnest"]["cpu_s_per_gb"]
-            claims += [
-                Claim(f"rate of {name} tensors over a raw socket's", ratio, goal, at_least=True),
-                Claim(f"processor s per GB, both ends, {name} tensors", cpu, MAX_CPU_S_PER_GB),
-            ]
+            claims += rate_claims(name, rates, goal)
         figures["round_trip_us"] = compare_round_trips(
             far, 100 if arguments.quick else 500, repeats
         )
@@ -150,32 +156,57 @@ def main() -> int:
             MAX_ROUND_TRIP,
         )
     )
+    if (reason := why_impossible()) is not None:
+        figures["no_link"] = reason
+        print(f"no emulated link: {reason}", file=sys.stderr)
+    else:
+        figures["link"] = link = share_of_link(1 if arguments.quick else 8)
+        claims += [
+            Claim("error of the emulated link", link["link_error"], MAX_ERROR),
+            Claim("rate over that of the link", link["of_link"], MIN_OF_LINK, at_least=True),
+        ]
     if not arguments.json:
         show(figures)
     return finish(figures, claims, as_json=arguments.json)
 
 
+def rate_claims(name: str, rates: dict[str, Any], goal: float) -> list[Claim]:
+    """What holds of tensors of one size."""
+    over_raw, cpu = rates["over_raw"], rates["ravnest"]["cpu_s_per_gb"]
+    return [
+        Claim(
+            f"rate of {name} tensors over a raw socket's", over_raw["ravnest"], goal, at_least=True
+        ),
+        Claim(f"processor s per GB, both ends, {name} tensors", cpu, MAX_CPU_S_PER_GB),
+        Claim(
+            f"rate of {name} tensors over TLS over a raw socket's",
+            over_raw["tls"],
+            MIN_TLS_RATIO,
+            at_least=True,
+        ),
+    ]
+
+
 def compare_rates(far: FarEnd, num_bytes: int, count: int, repeats: int) -> dict[str, Any]:
-    """GB/s and processor seconds per GB of both kinds, and the ratio of the rates."""
+    """GB/s and processor seconds per GB of every kind, and rates over the raw socket's."""
     values = torch.rand(num_bytes // 4)
     flat = memoryview(values.view(torch.uint8).numpy())
 
-    def raw() -> None:
-        far.raw.sendall(flat)
-
-    def ravnest() -> None:
-        send_frame(far.transport, FAR, values)
-
-    runs: dict[str, list[dict[str, float]]] = {"raw": [], "ravnest": []}
+    calls: dict[str, Callable[[], None]] = {
+        "raw": lambda: far.raw.sendall(flat),
+        "bare": lambda: far.bare.give(flat),
+        "ravnest": lambda: send_frame(far.transports["ravnest"], FAR, values),
+        "tls": lambda: send_frame(far.transports["tls"], FAR, values),
+    }
+    runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     for repeat in range(repeats + 1):
-        for kind, send in (("raw", raw), ("ravnest", ravnest)):
+        for kind, send in calls.items():
             with far.taking(kind, num_bytes, count) as run:
                 for _ in range(count):
                     send()
             if repeat:  # the first warms up
                 runs[kind].append(run)
     gb = num_bytes * count / 1e9
-    pairs = zip(runs["ravnest"], runs["raw"], strict=True)
     return {
         **{
             kind: {
@@ -184,7 +215,12 @@ def compare_rates(far: FarEnd, num_bytes: int, count: int, repeats: int) -> dict
             }
             for kind, each in runs.items()
         },
-        "ratio": statistics.median(other["wall_s"] / own["wall_s"] for own, other in pairs),
+        "over_raw": {
+            kind: statistics.median(
+                raw["wall_s"] / own["wall_s"] for own, raw in zip(each, runs["raw"], strict=True)
+            )
+            for kind, each in runs.items()
+        },
     }
 
 
@@ -193,14 +229,15 @@ def compare_round_trips(far: FarEnd, count: int, repeats: int) -> dict[str, floa
     values = torch.rand(MAX_ECHO_BYTES // 4)
     payload = bytes(MAX_ECHO_BYTES)
     buffer = memoryview(bytearray(MAX_ECHO_BYTES))
+    transport = far.transports["ravnest"]
 
     def raw() -> None:
         far.raw.sendall(payload)
         take_raw_back(far.raw, buffer)
 
     def ravnest() -> None:
-        send_frame(far.transport, FAR, values)
-        message = far.transport.receive(FAR, LANE, purpose="a frame")
+        send_frame(transport, FAR, values)
+        message = transport.receive(FAR, LANE, purpose="a frame")
         decode(message.header, memoryview(message.payload[0]))
 
     kinds: dict[str, Callable[[], Any]] = {
@@ -237,13 +274,16 @@ def timed(call: Callable[[], Any]) -> float:
 def show(figures: dict[str, Any]) -> None:
     """Prints what was measured."""
     for name, rates in figures["rates"].items():
-        for kind in ("raw", "ravnest"):
+        for kind in KINDS:
             rate = rates[kind]
             print(
                 f"{name:>7} {kind:8} {rate['gb_per_s']:6.2f} GB/s"
-                f" {rate['cpu_s_per_gb']:6.2f} processor s per GB"
+                f" {rate['cpu_s_per_gb']:6.2f} processor s per GB,"
+                f" {rates['over_raw'][kind]:.2f} of raw"
             )
     trips = figures["round_trip_us"]
+    if "link" in figures:
+        print(f" 4 MiB over 100 Mbps, 40 ms: {figures['link']['rate_bps'] / 1e6:.2f} Mbps")
     print("  1 KiB " + ", ".join(f"{k} {trips[k]:.0f} us" for k in ("raw", "grpc", "ravnest")))
 
 

@@ -1,6 +1,6 @@
 """The far end of `benchmarks.transport`: takes in what comes over a raw socket, gRPC and Ravnest.
 
-`python -m benchmarks.transport_far HOST OWN_PORT NEAR_ADDRESS` prints its other ports, then does
+`python -m benchmarks.transport_far PLACES`, the places as JSON, prints its other ports, then does
 what each line of its input says: the bytes of a payload and how many will come.
 """
 
@@ -12,10 +12,14 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent import futures
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.certificates import credentials_in
+from benchmarks.transport_bare import BareTaker
 from ravnest.node.allocator import keep_freed_memory
 from ravnest.transport.grpc_options import grpc
 from ravnest.transport.grpc_transport import GrpcTransport
@@ -32,33 +36,71 @@ MAX_ECHO_BYTES = 1 << 10
 MAX_BYTES = 64 << 20
 
 
-def main(host: str, port: str, near_address: str) -> None:
+@dataclass(frozen=True)
+class Places:
+    """Where both ends are.
+
+    Attributes:
+        host: of both.
+        near, far: `host:port` of the transport without TLS.
+        near_secured, far_secured: of that with TLS.
+        folder: of certificates.
+    """
+
+    host: str
+    near: str
+    far: str
+    near_secured: str
+    far_secured: str
+    folder: str
+
+    def transports(self, node: int) -> dict[str, GrpcTransport]:
+        """Those of one end, started, by kind."""
+        files = credentials_in(Path(self.folder), node)
+        made = {}
+        for kind, near, far, credentials in (
+            ("ravnest", self.near, self.far, None),
+            ("tls", self.near_secured, self.far_secured, files),
+        ):
+            own, peer = (near, PeerAddress(FAR, far)) if node == NEAR else (far, None)
+            peers = [peer or PeerAddress(NEAR, near)]
+            made[kind] = GrpcTransport(node, own, peers, PLAN, credentials=credentials)
+            made[kind].start()
+        return made
+
+
+def main(places: Places) -> None:
     """Serves until the input ends."""
     torch.set_num_threads(1)
     keep_freed_memory()
+    host = places.host
+    buffer = memoryview(bytearray(MAX_BYTES))
     listener = socket.create_server((host, 0))
     echo = echo_server()
     echo_port = echo.add_insecure_port(f"{host}:0")
     echo.start()
-    peers = [PeerAddress(NEAR, near_address)]
-    transport = GrpcTransport(FAR, f"{host}:{port}", peers, PLAN, insecure=True)
-    transport.start()
-    print(json.dumps({"raw": listener.getsockname()[1], "echo": echo_port}), flush=True)
+    bare = BareTaker(host, buffer)
+    transports = places.transports(FAR)
+    ports = {"raw": listener.getsockname()[1], "echo": echo_port, "bare": bare.port}
+    print(json.dumps(ports), flush=True)
     connection, _ = listener.accept()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    buffer = memoryview(bytearray(MAX_BYTES))
     for line in sys.stdin:
         order = json.loads(line)
         cpu = time.process_time()
         for _ in range(order["count"]):
             if order["kind"] == "raw":
                 take_raw(connection, buffer[: order["num_bytes"]])
-            elif order["kind"] == "ravnest":
-                take_frame(transport, order["num_bytes"])
+            elif order["kind"] == "bare":
+                bare.take(order["num_bytes"])
+            else:
+                take_frame(transports[order["kind"]], order["num_bytes"])
         print(json.dumps({"cpu_s": time.process_time() - cpu}), flush=True)
     connection.close()
     listener.close()
-    transport.close()
+    for transport in transports.values():
+        transport.close()
+    bare.stop()
     echo.stop(None).wait()
 
 
@@ -100,4 +142,4 @@ def echo_server() -> Any:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(Places(**json.loads(sys.argv[1])))

@@ -14,7 +14,8 @@ STAGE_S = (0.030, 0.050, 0.040)
 """Seconds that each stage takes for both passes of a microbatch; a third of it is the forward's."""
 
 GPT_STAGE_S = 0.093
-"""The same of a third of the GPT of `benchmarks.workloads` on a core that does 123 GFLOP/s."""
+"""The same of a third of the GPT of `benchmarks.workloads` on a core of `GPT_STAGE_FLOPS`."""
+GPT_STAGE_FLOPS = 123e9
 
 
 class _Waiting(torch.autograd.Function):

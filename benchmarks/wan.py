@@ -50,7 +50,7 @@ def measure(*, quick: bool, is_shown: bool) -> dict[str, Any]:
         if is_shown:
             show_pipeline(name, found)
     for setting in [] if quick else SETTINGS:
-        found = wan_clusters.measure(setting, num_microbatches=40, num_naive=10)
+        found = wan_clusters.measure(setting, num_steps=30, num_naive=6)
         figures["clusters"][setting.title] = found
         if is_shown:
             show_clusters(setting.title, found)

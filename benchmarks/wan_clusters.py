@@ -1,14 +1,13 @@
 """Two clusters of three unequal stages over slow links, beside what the links allow and naive use.
 
 A stage waits as long as its machine would compute, exchanges as many bytes as the GPT of
-`benchmarks.workloads` and has a third of its values to average. There are two machines each that
-take 0.42, 0.21 and 0.14 s for both passes of a third of the model on a microbatch; the planner
-forms the clusters and orders them. Part of `benchmarks.wan`.
+`benchmarks.workloads` and has a third of its values to average. There are two machines each of
+`MACHINES_FLOPS`; the planner forms the clusters and orders them. Part of `benchmarks.wan`.
 
-The naive setting is what a script gets that says nothing, with an average after every step. The
-other trains without a flush, compresses where the plan says that it pays, and averages every
-`STEPS_PER_ROUND` steps: far more than are run, so its rate is that of training, as measured, less
-what a round costs, as the naive runs measure it.
+Both settings train with the same steps, those of the GPT. The naive one is `1f1b` in fp32, with an
+average after every step. The other trains without a flush, compresses where the plan says that it
+pays, and averages every `STEPS_PER_ROUND` steps: far more than are run, so its rate is that of
+training, as measured, less what a round costs, as the naive runs measure it.
 """
 
 from __future__ import annotations
@@ -28,25 +27,34 @@ from typing import Any
 from benchmarks.links import Access, Network
 from benchmarks.prediction import check_link
 from benchmarks.processes import run_processes
+from benchmarks.waits import GPT_STAGE_FLOPS, GPT_STAGE_S
 from benchmarks.wan_worker import NUM_CLUSTERS, WORKLOAD
 from benchmarks.workloads import WORKLOADS
 from ravnest import clusterize
 from ravnest.plan.model import Plan
 from ravnest.plan.prediction import Traffic
 
-STAGES_S = (0.42, 0.21, 0.14)
+MACHINES_FLOPS = (200e9, 400e9, 600e9)
+STAGES_S = tuple(GPT_STAGE_S * GPT_STAGE_FLOPS / each for each in MACHINES_FLOPS)
+"""Seconds of both passes of a third of the GPT on a microbatch."""
+UPDATE_FREQUENCY = 8
 PACKET_BYTES = 9000
 RATES_MBPS = (20.0, 80.0, 200.0)
 ROUND_TRIPS_MS = (50.0, 100.0)
 STEPS_PER_ROUND = 500
 PORT = 8080
 TIMEOUT_S = 600
-WARM_UP_STEPS = 2
-NUM_DRAINED = 3
+WARM_UP_STEPS = 3
+NUM_DRAINED = 2
 """Last steps without a flush that nothing follows."""
 
-NAIVE = {"schedule": "1f1b", "reduce_factor": 1}
-OWN = {"schedule": "async", "reduce_factor": STEPS_PER_ROUND, "compression": "auto"}
+NAIVE = {"schedule": "1f1b", "update_frequency": UPDATE_FREQUENCY, "reduce_factor": 1}
+OWN = {
+    "schedule": "async",
+    "update_frequency": UPDATE_FREQUENCY,
+    "reduce_factor": STEPS_PER_ROUND,
+    "compression": "auto",
+}
 
 
 @dataclass(frozen=True)
@@ -71,11 +79,11 @@ class Setting:
         return f"{self.rate_mbps:g} Mbps, {self.round_trip_ms:g} ms"
 
 
-def measure(setting: Setting, *, num_microbatches: int, num_naive: int) -> dict[str, Any]:
+def measure(setting: Setting, *, num_steps: int, num_naive: int) -> dict[str, Any]:
     """Rates of both ways to train over links of one kind, and what the links allow.
 
     Args:
-        num_microbatches: of a cluster, on average; `num_naive` of the naive run.
+        num_steps: of a cluster, on average; `num_naive` of the naive run.
     """
     with (
         tempfile.TemporaryDirectory(prefix="ravnest-benchmark-") as folder,
@@ -84,12 +92,13 @@ def measure(setting: Setting, *, num_microbatches: int, num_naive: int) -> dict[
         work = Path(folder)
         links = [check_link(network, 0)]
         plan = make_plan(network, work)
-        own = run(plan, network, work, OWN, num_microbatches)
+        own = run(plan, network, work, OWN, num_steps)
         naive = run(plan, network, work, NAIVE, num_naive)
     prediction = plan.prediction
     assert prediction is not None
     samples = prediction.run.samples_per_microbatch
     bound = sum(samples / each for each in bounds_s(plan))
+    samples *= UPDATE_FREQUENCY
     trained, naive_rate = samples * own.steps_per_s, samples * naive.steps_per_s
     steps_s = STEPS_PER_ROUND * NUM_CLUSTERS / own.steps_per_s
     with_rounds = trained * steps_s / (steps_s + naive.round_s)
@@ -116,7 +125,7 @@ class Ran:
     """What a run took.
 
     Attributes:
-        steps_per_s: of all clusters together, one microbatch each, rounds included.
+        steps_per_s: of all clusters together, rounds included.
         round_s: median of a round from when its last member has come; 0 without rounds.
     """
 
@@ -152,7 +161,7 @@ def make_plan(network: Network, work: Path) -> Plan:
                 node_data=node_data,
                 num_clusters=NUM_CLUSTERS,
                 schedule=OWN["schedule"],
-                update_frequency=1,
+                update_frequency=OWN["update_frequency"],
                 reduce_factor=STEPS_PER_ROUND,
                 compression=OWN["compression"],
                 leaves=dict(workload.leaves),
@@ -182,16 +191,14 @@ def bounds_s(plan: Plan) -> list[float]:
     ]
 
 
-def run(
-    plan: Plan, network: Network, work: Path, arguments: dict[str, Any], num_microbatches: int
-) -> Ran:
+def run(plan: Plan, network: Network, work: Path, arguments: dict[str, Any], num_steps: int) -> Ran:
     """Trains once, in fresh processes, each on its own machine."""
     waits = computing_s(plan)
     commands = []
     for node in waits:
         options = {
             "wait_s": waits[node],
-            "num_microbatches": num_microbatches,
+            "num_microbatches": num_steps * UPDATE_FREQUENCY,
             "node": arguments,
         }
         commands.append(["benchmarks.wan_worker", f"node_{node}", json.dumps(options)])

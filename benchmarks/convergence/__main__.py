@@ -23,10 +23,11 @@ from benchmarks.convergence.runs import OPTIMIZERS, Run
 from benchmarks.convergence.side_by_side import Losses
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.report import Claim, finish, parse_arguments
+from ravnest.planning.inputs.settings import DEFAULT_SCHEDULE
 from ravnest.stage.delays import DelayCompensation
 from ravnest.stage.schedule import Schedule
 
-FASTEST = Schedule.TWO_BW
+FASTEST = DEFAULT_SCHEDULE
 LENGTHS = (1.0, 1.15)  # of which the time claim takes the first that reaches the loss
 MAX_TIME = 0.8
 OFF, AUTO = DelayCompensation.OFF, DelayCompensation.AUTO

@@ -14,8 +14,8 @@ from ravnest.stage.schedule import Schedule
 
 STAGE_S = (0.030, 0.050, 0.040)
 LINK_LATENCY_S = 0.050
-NUM_MICROBATCHES = 3  # per step: what `2bw` chooses by itself for three stages
-OTHER_NUMBERS = (4, 8, 16)
+NUM_MICROBATCHES = 1  # per step: the default, for whole batches
+OTHER_NUMBERS = (3, 4, 8, 16)
 
 
 def step_time_s(schedule: Schedule, num_microbatches: int = NUM_MICROBATCHES) -> float:

@@ -114,6 +114,7 @@ def _batches_of(entry: Entry, case: Case, epoch: int) -> Iterator[Call]:
     for index in range(total):
         samples = entry.batch
         if case.num_microbatches > 1:
+            samples = max(samples, 2 * case.num_microbatches)  # BatchNorm needs two each
             samples += (samples + 1) % case.num_microbatches  # so that they do not divide it
         if case.has_partial_batches and index == total - 1:
             samples -= 1

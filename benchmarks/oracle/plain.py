@@ -40,7 +40,8 @@ def train_plainly(entry: Entry, case: Case, epochs: Epochs, uses: Uses | None = 
     outcome = Outcome()
     for batches in epochs:
         for microbatches in steps_of(batches, case):
-            with WithoutDropout():
+            # A script's own derivatives draw masks in their own way, once it is optimized.
+            with WithoutDropout(), torch.jit.optimized_execution(False):
                 losses = [_train_on(model, *call, share) for call, share in microbatches]
             summed_apart.gather()
             if case.clips:

@@ -10,7 +10,14 @@ import torch
 
 from ravnest.averaging.feedback import Feedback
 from ravnest.averaging.lane import RingLane, message_of
-from ravnest.averaging.schedule import Arrival, Chunk, Phase, arrivals, cut_into_shards
+from ravnest.averaging.schedule import (
+    Arrival,
+    Chunk,
+    Phase,
+    arrivals,
+    chunk_length,
+    cut_into_shards,
+)
 from ravnest.averaging.shadow import CHANGE
 from ravnest.averaging.weighting import Weighting
 from ravnest.transport.interface import Message
@@ -76,8 +83,11 @@ class RingAllReduce:
         self._feedback = feedback
         if feedback is not None:
             feedback.begin(buffers[CHANGE].numel())
-        most = [max(1, settings.chunk_bytes // buffer.element_size()) for buffer in buffers]
-        self._shards = cut_into_shards([b.numel() for b in buffers], most, lane.ring.size)
+        size = lane.ring.size
+        most = [
+            chunk_length(b.numel(), b.element_size(), size, settings.chunk_bytes) for b in buffers
+        ]
+        self._shards = cut_into_shards([b.numel() for b in buffers], most, size)
         self._num_chunks = sum(map(len, self._shards))
         self._unsent = deque(self._shards[lane.ring.rank])
         self._outgoing: deque[tuple[Chunk, Phase, Message | None]] = deque()

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+CHUNKS_PER_SHARD = 4
+MIN_CHUNK_BYTES = 256 << 10
+
 
 class Phase(IntEnum):
     """What a chunk on its way holds."""
@@ -47,6 +50,22 @@ class Arrival:
     phase: Phase
     completes: bool
     forward: bool
+
+
+def chunk_length(length: int, element_bytes: int, size: int, most_bytes: int) -> int:
+    """Elements of a chunk of one flat buffer, the same on every member.
+
+    A shard in several chunks keeps every link busy: while one is added up, another travels. More
+    only cost processor time.
+
+    Args:
+        length: elements of the buffer.
+        element_bytes: of one of them.
+        size: members of the ring.
+        most_bytes: of a chunk.
+    """
+    wanted_bytes = length * element_bytes // size // CHUNKS_PER_SHARD
+    return max(1, min(most_bytes, max(wanted_bytes, MIN_CHUNK_BYTES)) // element_bytes)
 
 
 def cut_into_shards(

@@ -17,6 +17,7 @@ from torch import fx, nn
 from ravnest.capture.graphs import viewed, written
 from ravnest.capture.operators import initialised
 from ravnest.capture.regions import Autocasts, Regions, device_type, shared_depth
+from ravnest.capture.statistics import check_several, takes_statistics
 from ravnest.capture.values import ValueSpec
 from ravnest.plan.structure import Structure
 
@@ -106,6 +107,8 @@ class ProgramBuilder:
         self._move_to(autocasts)
         if random_position is not None:
             self._graph.call_function(operator.call, (self._seed, random_position))
+        if takes_statistics(target, args):
+            self._graph.call_function(check_several, (args[0],))
         safe = initialised(target)
         if safe is torch.ops.aten.zeros.default:
             kwargs = {key: value for key, value in kwargs.items() if key != "memory_format"}

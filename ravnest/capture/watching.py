@@ -91,6 +91,11 @@ def _custom_functions(base: Any) -> Iterator[type]:
         yield from _custom_functions(function)
 
 
+# With it torch 2.11 saves the inputs of a checkpoint; no gradient ever goes through it.
+_WITHOUT_GRADIENT = ("torch.utils.checkpoint", "_NoopSaveInputs")
+
+
 def _is_internal(cls: type) -> bool:
     """Whether torch itself uses the function in tracing; those it offers to models are not."""
-    return cls.__module__ == "torch" or cls.__module__.startswith("torch._")
+    is_tracing = cls.__module__ == "torch" or cls.__module__.startswith("torch._")
+    return is_tracing or (cls.__module__, cls.__name__) == _WITHOUT_GRADIENT

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ravnest.errors import ConfigError
+from ravnest.stage.copying import copied_in_order
 
 logger = logging.getLogger("ravnest")
 
@@ -43,9 +44,12 @@ def warn_unplanned(device: torch.device, planned: str | None) -> None:
 def moved(batch: Any, device: torch.device) -> Any:
     """A batch in its own types with its tensors on the device.
 
-    What has `.to(device)` is asked (a tokenizer's batch; a PackedSequence, whose sizes must stay on
-    the CPU); other containers are looked into.
+    Nothing waits for what the device has yet to compute. What has `.to(device)` is asked (a
+    tokenizer's batch; a PackedSequence, whose sizes must stay on the CPU); other containers are
+    looked into.
     """
+    if isinstance(batch, torch.Tensor):
+        return copied_in_order(batch, device)
     if hasattr(batch, "to"):
         return batch.to(device)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

@@ -99,7 +99,7 @@ class Node:
         require_callable(optimizer=optimizer, lr_scheduler=lr_scheduler, criterion=criterion)
         chosen = NodeOptions.parse(options)
         settings = RunSettings(
-            Schedule.parse(chosen.schedule),
+            Schedule.ONE_F_ONE_B if chosen.schedule is None else Schedule.parse(chosen.schedule),
             update_frequency,
             reduce_factor,
             average_optim,
@@ -129,7 +129,10 @@ class Node:
         device = usable_device(device)
         self._plan, stage = load_node(chosen.node_data, node_id, chosen.trusted_modules, device)
         codecs = link_codecs(self._plan, named)
-        settings = settings.for_stages(self._plan.num_stages)
+        if chosen.schedule is None:
+            settings = settings.by_plan(Schedule.parse(self._plan.schedule))
+        else:
+            settings = settings.for_stages(self._plan.num_stages)
         self._num_microbatches = settings.microbatches_per_batch
         wanted = is_tight(self._plan) if chosen.return_memory is None else chosen.return_memory
         if wanted and device.type == "cpu":

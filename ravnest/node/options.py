@@ -26,10 +26,11 @@ class NodeOptions:
         events: folder of the event log, `node_<id>.jsonl` in it.
         val_filename: the root writes one line per validation to it; the roots of clusters above 0
             add `_cluster_<c>` to the name.
-        schedule: "1f1b" or "zb-h1" (synchronous), "async" or "2bw"; see `Schedule`.
+        schedule: "1f1b" or "zb-h1" (synchronous), "async" or "2bw"; see `Schedule`. Default: the
+            plan's; "1f1b" with `loss_scale`.
         num_microbatches: parts that each batch is split into along its first dimension, so that the
             stages work at the same time; the gradient stays that of the whole batch. None: 1, with
-            "2bw" as many as give a step at least one per stage.
+            `schedule="2bw"` as many as give a step at least one per stage.
         delay_compensation: what a stage does about gradients that are older than the weights they
             update: "auto", None, or a name of `DelayCompensation`. Without a delay, as under
             `1f1b`, none of them does anything.
@@ -58,7 +59,8 @@ class NodeOptions:
             change; see docs/averaging.md.
         outer_optimizer_params: keyword arguments for it.
         averaging_compression: of the changes that rounds exchange: False, True (half precision,
-            scaled), "bf16" or "int8". What a round drops goes into the next one.
+            scaled), "bf16", "int8", "int8-huffman" (the same in fewer bytes), "int4" or
+            "int4-hadamard". What a round drops goes into the next one.
         averaging_overlap: optimizer steps that go on while a round is under way; its correction is
             applied after just as many. 0: training waits for rounds.
         averaging_fragments: parts of the model that rounds average in turn, each every
@@ -76,7 +78,7 @@ class NodeOptions:
     trained: Path = Path("trained")
     events: Path = Path("events")
     val_filename: Path = Path("val_accuracies.txt")
-    schedule: str = "1f1b"
+    schedule: str | None = None
     num_microbatches: int | None = None
     delay_compensation: str | None = "auto"
     loss_reduction: str | None = None

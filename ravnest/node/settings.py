@@ -17,8 +17,8 @@ class RunSettings:
 
     Attributes:
         update_frequency: batches per optimizer step.
-        num_microbatches: microbatches that a batch is split into; None until `for_stages` has
-            chosen.
+        num_microbatches: microbatches that a batch is split into; None until `for_stages` or
+            `by_plan` has chosen.
         reduce_factor: optimizer steps between averagings, None for one averaging per epoch.
         average_optim: whether optimizer state is averaged too.
         clip_grad_norm: largest norm of the gradients of the whole model, None for any.
@@ -48,6 +48,15 @@ class RunSettings:
     def microbatches_per_step(self) -> int:
         """Backward passes per optimizer step."""
         return self.update_frequency * self.microbatches_per_batch
+
+    def by_plan(self, schedule: Schedule) -> RunSettings:
+        """The same for a script that says no schedule: the plan's, unless the loss is scaled.
+
+        Batches are then split only where the script says so, however many stages wait: whether
+        dimension 0 is that of samples that do not depend on each other, only the user knows.
+        """
+        chosen = Schedule.ONE_F_ONE_B if self.loss_scale is not None else schedule
+        return replace(self, schedule=chosen, num_microbatches=self.microbatches_per_batch)
 
     def for_stages(self, num_stages: int) -> RunSettings:
         """The same with `num_microbatches` chosen for a cluster of so many stages.

@@ -12,7 +12,7 @@ from ravnest.plan.identity import Role
 from ravnest.plan.prediction import LinkCompression, Prediction
 from ravnest.plan.text import describe
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +227,7 @@ class NodePlan:
         shared: parameters owned here that later stages use too, in the model's order.
         needed_bytes: predicted peak memory.
         memory_bytes: what the node offers.
+        schedule: that the plan was made for; the one of a run that says none.
         compressions: what `compression="auto"` does on the links to its neighbours.
         sha256: hash over everything else in this file.
     """
@@ -253,6 +254,7 @@ class NodePlan:
     needed_bytes: int = 0
     memory_bytes: int = 0
     slack: int = 0
+    schedule: str = "1f1b"
     compressions: tuple[LinkCompression, ...] = ()
     schema: int = SCHEMA_VERSION
     sha256: str = ""

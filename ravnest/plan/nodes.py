@@ -64,6 +64,7 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         needed_bytes=stage.needed_bytes,
         memory_bytes=node.memory_bytes,
         slack=_slack(plan, stage.node_id),
+        schedule="1f1b" if plan.prediction is None else plan.prediction.run.schedule,
         compressions=_compressions(plan, stage.node_id),
     )
 

@@ -21,7 +21,8 @@ from ravnest.plan.prediction import Prediction
 from ravnest.planning.budget.optimizer_states import OptimizerFactory, ask_optimizer
 from ravnest.planning.budget.rounds import copies_kept, keeps_what_is_sent
 from ravnest.planning.checking.self_test import prepare_test
-from ravnest.planning.clustering.clusters import Formation, form_clusters
+from ravnest.planning.choosing import form_by_schedule
+from ravnest.planning.clustering.clusters import Formation
 from ravnest.planning.inputs.settings import (
     ACCELERATOR_BUILD_FOOTPRINT_BYTES,
     RUNTIME_FOOTPRINT_BYTES,
@@ -55,7 +56,7 @@ def clusterize(
     node_data: str | Path = "node_data",
     node_configs: str | Path | None = None,
     num_clusters: int | None = None,
-    schedule: str = "1f1b",
+    schedule: str | None = None,
     optimizer_states: int = 2,
     optimizer: OptimizerFactory | None = None,
     optimizer_params: Mapping[str, Any] | None = None,
@@ -88,8 +89,9 @@ def clusterize(
         node_configs: the file that describes the nodes; default `<node_data>/node_configs.json`.
         num_clusters: full copies of the model to train side by side; every node that fits is then
             used. Default: what promises the most samples per second.
-        schedule: `1f1b`, `zb-h1`, `2bw` or `async`, as `Node(schedule=...)`; memory and time depend
-            on it.
+        schedule: `1f1b`, `zb-h1`, `2bw` or `async`; memory and time depend on it, and nodes whose
+            script says none follow it. Default: `2bw`, or `1f1b` where that is too much for the
+            memory there is.
         optimizer_states: tensors per parameter that the optimizer keeps: 2 for Adam, 1 for SGD with
             momentum, 0 for plain SGD. Used when `optimizer` is not given.
         optimizer: as for `Node`: a torch.optim class, or `f(params, **optimizer_params)`. It is
@@ -164,7 +166,7 @@ def clusterize(
         settings, kept_for_rounds=kept, rounds_overlap=keeps_what_is_sent(averaging_overlap)
     )
     table = cost_table(captured.costs)
-    formation = form_clusters(table, nodes, settings)
+    formation, settings = form_by_schedule(table, nodes, settings)
     model_costs = PlannedModel(table, captured.costs.stored, num_samples((args, kwargs)))
     plan = _plan(captured, nodes, formation, model_costs, settings)
     if dry_run:

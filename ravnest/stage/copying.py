@@ -33,6 +33,17 @@ class DeviceCopier:
         return copy
 
 
+def copied_in_order(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on the device, once what was launched before is computed; itself when it is there.
+
+    The thread that calls waits for none of that: from memory that is not pinned it would.
+    """
+    is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    if device.type != "cuda" or not is_plain:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 class HostNumber:
     """One number of the device, on its way to the host from when this is made.
 

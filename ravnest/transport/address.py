@@ -39,25 +39,42 @@ def check_bindable(address: str) -> None:
 
     gRPC only says that it failed; a socket of our own knows why.
     """
-    host, port = split_address(address)
+    listen(address).close()
+
+
+def listen(address: str, *, port: int | None = None) -> socket.socket:
+    """Listens on an address.
+
+    Args:
+        port: another port than that of the address; 0: any that is free.
+
+    Raises:
+        AddressInUseError: it cannot be listened on.
+    """
+    host, own_port = split_address(address)
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host,
+            own_port if port is None else port,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE,
         )[0]
     except OSError as error:
         raise AddressInUseError(
             f"cannot listen on {address}: {_words(error)}",
             hint="set bind in node_configs.json to an address of this machine",
         ) from error
-    with socket.socket(family, kind, protocol) as listener:
+    listener = socket.socket(family, kind, protocol)
+    try:
         # Elsewhere this lets a port in TIME_WAIT be taken; on Windows it would steal a live one.
         if sys.platform != "win32":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(place)
-            listener.listen(1)
-        except OSError as error:
-            raise _not_bindable(address, error) from error
+        listener.bind(place)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise _not_bindable(address, error) from error
+    return listener
 
 
 def _not_bindable(address: str, error: OSError) -> AddressInUseError:
@@ -74,21 +91,24 @@ def _not_bindable(address: str, error: OSError) -> AddressInUseError:
 
 def accepts_connections(address: str) -> bool:
     """Tries one connection; true when somebody listens."""
-    host, port = split_address(address)
     try:
-        socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S).close()
+        connect(address).close()
     except OSError:
         return False
     return True
 
 
+def connect(address: str) -> socket.socket:
+    """One connection, made or not within a short time, which is also its time limit; OSError."""
+    return socket.create_connection(split_address(address), timeout=PROBE_TIMEOUT_S)
+
+
 def why_unreachable(address: str) -> str:
     """Tries one connection and says in words what came of it."""
-    host, port = split_address(address)
     try:
-        socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S).close()
+        connect(address).close()
     except socket.gaierror as error:
-        return f"DNS: {error.strerror} ({host})"
+        return f"DNS: {error.strerror} ({split_address(address)[0]})"
     except TimeoutError:
         return f"connection timed out after {PROBE_TIMEOUT_S:g} s"
     except OSError as error:

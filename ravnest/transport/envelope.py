@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from google.protobuf.message import DecodeError
 
 from ravnest.errors import ProtocolError
+from ravnest.transport.bulk_connection import TICKET_BYTES, BulkOffer
 from ravnest.transport.interface import Buffer, Formats, Message
 from ravnest.transport.limits import MAX_HEADER_BYTES
 from ravnest.transport.payload import flat_views
 from ravnest.transport.pb import link_pb2
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 CONTROL_LANE = ""
 
 MAX_CHUNK_BYTES = 2 << 20
@@ -47,9 +48,15 @@ def farewell(failure: str | None) -> bytes:
     return link_pb2.ToReceiver(farewell=body).SerializeToString()
 
 
-def welcome(lane: str, window: int) -> bytes:
-    """Tells the sender of an accepted lane how many messages it may have unconsumed."""
+def welcome(lane: str, window: int, bulk: BulkOffer | None = None) -> bytes:
+    """Tells the sender of an accepted lane how many messages it may have unconsumed.
+
+    Args:
+        bulk: where it may bring large messages.
+    """
     body = link_pb2.Welcome(lane=lane, window=window)
+    if bulk is not None:
+        body.bulk.port, body.bulk.ticket = bulk.port, bulk.ticket
     return link_pb2.ToReceiver(welcome=body).SerializeToString()
 
 
@@ -67,6 +74,24 @@ def received() -> bytes:
 def refusal(reason: str) -> bytes:
     """The response to a stream that is not accepted, or no longer."""
     return link_pb2.ToSender(refusal=link_pb2.Refusal(reason=reason)).SerializeToString()
+
+
+def offer_of(body: link_pb2.Welcome) -> BulkOffer | None:
+    """Where large messages may be brought to; ProtocolError when it cannot be that."""
+    if not body.HasField("bulk"):
+        return None
+    port, ticket = body.bulk.port, body.bulk.ticket
+    if not 0 < port < 1 << 16 or len(ticket) != TICKET_BYTES:
+        raise ProtocolError(
+            f"port {port} is offered for large messages with a ticket of {len(ticket)} bytes; "
+            f"expected 1 to 65535 and {TICKET_BYTES} bytes"
+        )
+    return BulkOffer(port, ticket)
+
+
+def resume(position: int) -> bytes:
+    """Says that the messages before this position, in the lane, did not all come over gRPC."""
+    return link_pb2.ToReceiver(resume=link_pb2.Resume(position=position)).SerializeToString()
 
 
 def requests_of(message: Message) -> Iterator[bytes]:
@@ -138,12 +163,12 @@ def check_payload(num_bytes: int, max_payload_bytes: int) -> None:
         )
 
 
-def check_announcement(body: link_pb2.Announcement, max_payload_bytes: int) -> None:
-    """Raises ProtocolError when the sizes break a limit."""
-    check_payload(body.num_bytes, max_payload_bytes)
-    if len(body.header) > MAX_HEADER_BYTES:
+def check_sizes(header_bytes: int, num_bytes: int, max_payload_bytes: int) -> None:
+    """Raises ProtocolError when an announced header or payload breaks a limit."""
+    check_payload(num_bytes, max_payload_bytes)
+    if header_bytes > MAX_HEADER_BYTES:
         raise ProtocolError(
-            f"a header has {len(body.header)} bytes, at most {MAX_HEADER_BYTES} are allowed"
+            f"a header has {header_bytes} bytes, at most {MAX_HEADER_BYTES} are allowed"
         )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from ravnest.transport.address import accepts_connections
+from ravnest.errors import ProtocolError
 from ravnest.transport.grpc_options import CHANNEL_OPTIONS, METHOD, SERVICE, grpc
 from ravnest.transport.grpc_outgoing import Call, OutgoingLane
+from ravnest.transport.knocking import Door
 
 FIRST_KNOCK_S = 0.1
 KNOCK_GROWTH = 1.6
@@ -23,18 +24,23 @@ class PeerChannel:
     is knocked at without delay. gRPC only comes in when somebody listens.
 
     Args:
-        address: `host:port` of the peer.
+        door: of the peer.
         name: of the thread that knocks.
+        turned_away: told why there is no use in knocking again.
     """
 
-    def __init__(self, address: str, name: str) -> None:
-        self._address = address
+    def __init__(self, door: Door, name: str, turned_away: Callable[[str], None]) -> None:
+        self._door = door
+        self._turned_away = turned_away
         self._channel: grpc.Channel | None = None
         self._lock = threading.Lock()
         self._waiting: list[OutgoingLane] = []
         self._is_closing = False
         self._wake = threading.Event()
         self._knocker = threading.Thread(target=self._knock, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begins to knock."""
         self._knocker.start()
 
     def open(self, lane: OutgoingLane) -> None:
@@ -61,7 +67,8 @@ class PeerChannel:
             self._is_closing = True
             self._waiting.clear()
         self._wake.set()
-        self._knocker.join()
+        if self._knocker.ident is not None:
+            self._knocker.join()
 
     def close(self) -> None:
         """Ends the connection, if there is one."""
@@ -72,7 +79,12 @@ class PeerChannel:
     def _knock(self) -> None:
         pause_s = FIRST_KNOCK_S
         while not self._is_closing:
-            if accepts_connections(self._address):
+            try:
+                is_open = self._door.is_open()
+            except ProtocolError as error:
+                self._turned_away(error.message)
+                return
+            if is_open:
                 self._come_in()
                 return
             self._wake.wait(pause_s)
@@ -83,7 +95,17 @@ class PeerChannel:
         with self._lock:
             if self._is_closing:
                 return
-            self._channel = grpc.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+            self._channel = _channel_to(self._door)
             lanes, self._waiting = self._waiting, []
             for lane in lanes:
                 lane.open()
+
+
+def _channel_to(door: Door) -> grpc.Channel:
+    if door.identity is None:
+        return grpc.insecure_channel(door.address, options=CHANNEL_OPTIONS)
+    identity = door.identity
+    secured = grpc.ssl_channel_credentials(identity.authority, identity.key, identity.certificate)
+    # Nodes are known by their ids; addresses may change.
+    named = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", door.name))
+    return grpc.secure_channel(door.address, secured, options=named)

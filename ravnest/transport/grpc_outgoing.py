@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ravnest.errors import ProtocolError
-from ravnest.transport.envelope import farewell, parse_response, requests_of
+from ravnest.transport.bulk_connection import MIN_BULK_BYTES, BulkConnection, BulkOffer
+from ravnest.transport.bulk_dialer import BulkDialer
+from ravnest.transport.envelope import (
+    farewell,
+    parse_response,
+    requests_of,
+    resume,
+)
 from ravnest.transport.grpc_options import grpc
 from ravnest.transport.interface import Message, TransportSettings
 from ravnest.transport.peers import PeerTable
@@ -40,6 +47,7 @@ class OutgoingLane:
     Args:
         hello: first request of the stream.
         open_stream: opens it; called once, by `open`.
+        dialer: connects to where the peer takes large messages.
     """
 
     def __init__(
@@ -51,6 +59,7 @@ class OutgoingLane:
         *,
         hello: bytes,
         open_stream: OpenStream,
+        dialer: BulkDialer,
     ) -> None:
         self.peer = peer
         self.lane = lane
@@ -59,9 +68,15 @@ class OutgoingLane:
         self._window = SendWindow(peers, settings, peer, lane)
         self._hello = hello
         self._open_stream = open_stream
+        self._dialer = dialer
+        self._offer: BulkOffer | None = None
+        self._bulk: BulkConnection | None = None
+        self._position = 0  # of the next message
+        self._is_resumed = True  # gRPC's last message was the one before
         self._queue: queue.SimpleQueue[Message | bytes | _Last] = queue.SimpleQueue()
         self._allowance = Allowance()
         self._is_cut = False
+        self._is_broken = False
         self._has_said_all = False
         self._call: Call | None = None
         self._writer: threading.Thread | None = None
@@ -80,12 +95,15 @@ class OutgoingLane:
         """Queues a request that needs no credit."""
         self._queue.put(request)
 
-    def welcomed(self, window: int) -> None:
+    def welcomed(self, window: int, offer: BulkOffer | None) -> None:
         """The peer has accepted the lane; ProtocolError when it did before, or takes nothing."""
         what = f"node {self.peer} welcomes lane {self.lane!r} with a window of {window}"
         if window < 1:
             raise ProtocolError(what)
+        # Before the allowance: the writer looks for an offer once it may write more.
+        first_offer, self._offer = self._offer, offer
         if not self._allowance.welcomed(window):
+            self._offer = first_offer
             raise ProtocolError(f"{what} a second time")
 
     def credited(self, num_messages: int) -> None:
@@ -109,6 +127,8 @@ class OutgoingLane:
             self._call.cancel()  # type: ignore[no-untyped-call]
         if self._writer is not None:
             self._writer.join()
+        if self._bulk is not None:
+            self._bulk.close()
 
     @property
     def is_open(self) -> bool:
@@ -122,8 +142,10 @@ class OutgoingLane:
     def _stop_writing(self) -> None:
         self._is_cut = True
         self._queue.put(_Last(b""))
-        # The writer may wait for credits that will never come.
+        # The writer may wait for credits that will never come, or for room on the way.
         self._allowance.close()
+        if self._bulk is not None:
+            self._bulk.cut()
 
     def _requests(self) -> Iterator[bytes]:
         self._writer = threading.current_thread()
@@ -135,15 +157,48 @@ class OutgoingLane:
                 return
             if isinstance(item, Message):
                 if is_allowed:
-                    yield from requests_of(item)
+                    yield from self._requests_of(item)
+                if self._is_broken:
+                    return
             elif isinstance(item, bytes):
                 yield item
             else:
+                yield from self._resume()
                 self._has_said_all = True
                 yield item.request
                 return
             # Not to be kept until the next one comes.
             del item
+
+    def _requests_of(self, message: Message) -> Iterator[bytes]:
+        """A message's requests; none when it goes over the bulk connection, which it then has."""
+        bulk = self._bulk_connection() if message.num_bytes >= MIN_BULK_BYTES else None
+        if bulk is None:
+            yield from self._resume()
+            yield from requests_of(message)
+        else:
+            self._is_resumed = False
+            try:
+                bulk.send(self._position, message)
+            except OSError as error:
+                # The stream ends without a farewell, and its response says why, if anything does.
+                _log.debug("bulk connection of lane %r to %d: %s", self.lane, self.peer, error)
+                self._is_broken = True
+        self._position += 1
+
+    def _resume(self) -> Iterator[bytes]:
+        """Tells where what follows belongs, unless that is known."""
+        if not self._is_resumed:
+            self._is_resumed = True
+            yield resume(self._position)
+
+    def _bulk_connection(self) -> BulkConnection | None:
+        if self._bulk is None and self._offer is not None:
+            self._bulk = self._dialer.connect(self._offer)
+            self._offer = None
+            if self._bulk is not None and self._is_cut:  # while it was made
+                self._bulk.cut()
+        return self._bulk
 
     def _ended(self, _: object) -> None:
         """Called by gRPC when the stream is over, for whatever reason."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from typing import Any, cast
 
 from ravnest.errors import AddressInUseError
 from ravnest.transport.address import check_bindable
-from ravnest.transport.grpc_incoming import IncomingLane, Reception
+from ravnest.transport.credentials import Identity
+from ravnest.transport.grpc_incoming import IncomingLane
 from ravnest.transport.grpc_options import METHOD, SERVER_OPTIONS, SERVICE, grpc
 from ravnest.transport.limits import MAX_LANES
+from ravnest.transport.reception import Reception
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +82,7 @@ class RefusalLog:
 class LinkServer:
     """Has its port from construction on, serves from `start` to `stop`."""
 
-    def __init__(self, bind: str, reception: Reception) -> None:
+    def __init__(self, bind: str, reception: Reception, identity: Identity | None = None) -> None:
         self._reception = reception
         self._threads = _ThreadPerStream()
         self._lanes: set[IncomingLane] = set()
@@ -96,7 +98,7 @@ class LinkServer:
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
         )
         try:
-            self.port = self._server.add_insecure_port(bind)
+            self.port = self._add_port(bind, identity)
         except RuntimeError as error:
             raise AddressInUseError(f"cannot listen on {bind}: {error}") from error
 
@@ -114,8 +116,18 @@ class LinkServer:
             if lane.greeter.ident is not None:
                 lane.greeter.join()
 
+    def _add_port(self, bind: str, identity: Identity | None) -> int:
+        if identity is None:
+            return self._server.add_insecure_port(bind)
+        secured = grpc.ssl_server_credentials(
+            [(identity.key, identity.certificate)],
+            root_certificates=identity.authority,
+            require_client_auth=True,
+        )
+        return self._server.add_secure_port(bind, secured)
+
     def _serve(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        lane = IncomingLane(self._reception, requests, context.peer())
+        lane = IncomingLane(self._reception, requests, context.peer(), _names_of(context))
         with self._lock:
             self._lanes.add(lane)
         try:
@@ -123,3 +135,11 @@ class LinkServer:
         finally:
             with self._lock:
                 self._lanes.discard(lane)
+
+
+def _names_of(context: grpc.ServicerContext) -> frozenset[str]:
+    """What the certificate of who opened a stream is for; empty without one."""
+    # Lists of values by key; the stubs say that they are single values.
+    values = cast(Mapping[str, Iterable[bytes]], context.auth_context())
+    names = values.get("x509_subject_alternative_name", ())
+    return frozenset(name.decode(errors="replace") for name in names)

@@ -6,12 +6,15 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from ravnest.errors import ConfigError, ProtocolError, TransportError
 from ravnest.transport.address import is_loopback, split_address, why_unreachable
-from ravnest.transport.envelope import CONTROL_LANE, hello
+from ravnest.transport.bulk_dialer import BulkDialer
+from ravnest.transport.bulk_listener import BulkListener
+from ravnest.transport.credentials import Credentials, load_identity, name_of
+from ravnest.transport.envelope import CONTROL_LANE, hello, offer_of
 from ravnest.transport.grpc_channel import PeerChannel
-from ravnest.transport.grpc_incoming import Reception
 from ravnest.transport.grpc_outgoing import OutgoingLane
 from ravnest.transport.grpc_server import LinkServer, RefusalLog
 from ravnest.transport.inbox import Inbox
@@ -22,10 +25,12 @@ from ravnest.transport.interface import (
     Transport,
     TransportSettings,
 )
+from ravnest.transport.knocking import Door
 from ravnest.transport.limits import check_header, check_lane
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
 from ravnest.transport.peers import Lifecycle, PeerState, PeerTable
+from ravnest.transport.reception import Reception
 
 _log = logging.getLogger(__name__)
 
@@ -49,11 +54,14 @@ class GrpcTransport(Transport):
         plan_sha256: hash of the plan; peers of another plan are refused.
         settings: deadlines, window and limits.
         formats: of the payloads sent and received; peers that cannot read theirs are refused.
-        insecure: allow addresses that are not loopback, although nothing is encrypted and
-            anybody who reaches the port may pose as a peer.
+        credentials: with them every connection is encrypted, and both ends show certificates of
+            one authority for their node ids; peers need them too.
+        insecure: allow addresses that are not loopback without credentials, although nothing is
+            encrypted then and anybody who reaches the port may pose as a peer.
 
     Raises:
-        ConfigError: an address is malformed, or not loopback without `insecure`.
+        ConfigError: an address is malformed, or not loopback without `insecure` or credentials; or
+            credentials cannot be used.
     """
 
     def __init__(
@@ -65,12 +73,14 @@ class GrpcTransport(Transport):
         settings: TransportSettings | None = None,
         *,
         formats: Formats | None = None,
+        credentials: Credentials | None = None,
         insecure: bool = False,
     ) -> None:
         self.node_id = node_id
         self._bind = bind
         self._addresses = {peer.node_id: peer.address for peer in peers if peer.node_id != node_id}
-        self._check_addresses(insecure)
+        self._check_addresses(insecure or credentials is not None)
+        self._identity = None if credentials is None else load_identity(credentials, node_id)
         self._plan_sha256 = plan_sha256
         self._settings = settings or TransportSettings()
         self._formats = formats or Formats()
@@ -83,7 +93,9 @@ class GrpcTransport(Transport):
         self._inbox = Inbox(self._peers)
         self._refusals = RefusalLog(node_id)
         self._server: LinkServer | None = None
+        self._bulk: BulkListener | None = None
         self._channels: dict[int, PeerChannel] = {}
+        self._dialers: dict[int, BulkDialer] = {}
         self._lanes: dict[tuple[int, str], OutgoingLane] = {}
         self._lanes_lock = threading.Lock()
         self._closing_lock = threading.Lock()
@@ -102,6 +114,33 @@ class GrpcTransport(Transport):
 
     def start(self) -> None:
         self._peers.open()
+        try:
+            self._listen()
+        except BaseException:
+            if self._bulk is not None:
+                self._bulk.stop()
+                self._bulk.join()
+            self._peers.close()
+            raise
+        for peer, address in self._addresses.items():
+            door = Door(address, name_of(peer), self._identity)
+            self._dialers[peer] = BulkDialer(door)
+            self._channels[peer] = PeerChannel(
+                door, f"ravnest-knock-{peer}", partial(self._peers.broke_protocol, peer)
+            )
+            self._lane(peer, CONTROL_LANE, "the control stream")
+        # Only now: whoever comes is answered on the control lane to it.
+        assert self._server is not None
+        self._server.start()
+        for channel in self._channels.values():
+            channel.start()
+
+    def _listen(self) -> None:
+        if self._settings.bulk:
+            context = None if self._identity is None else self._identity.accepting
+            # Those of other nodes of this host, which may not have started yet.
+            planned = {split_address(a)[1] for a in (self._bind, *self._addresses.values())}
+            self._bulk = BulkListener(self._bind, context, planned)
         reception = Reception(
             node_id=self.node_id,
             plan_sha256=self._plan_sha256,
@@ -115,17 +154,10 @@ class GrpcTransport(Transport):
             reply=self._reply,
             answered=self._answered,
             formats=self._formats,
+            bulk=self._bulk,
+            is_secured=self._identity is not None,
         )
-        try:
-            self._server = LinkServer(self._bind, reception)
-        except BaseException:
-            self._peers.close()
-            raise
-        for peer, address in self._addresses.items():
-            self._channels[peer] = PeerChannel(address, f"ravnest-knock-{peer}")
-            self._lane(peer, CONTROL_LANE, "the control stream")
-        # Only now: whoever comes is answered on the control lane to it.
-        self._server.start()
+        self._server = LinkServer(self._bind, reception, self._identity)
 
     def send(self, peer: int, lane: str, message: Message, *, purpose: str) -> None:
         self._check_peer(peer, lane)
@@ -171,6 +203,7 @@ class GrpcTransport(Transport):
                     lane,
                     hello=hello(self._plan_sha256, self.node_id, peer, lane, self._formats),
                     open_stream=self._channels[peer].open_stream,
+                    dialer=self._dialers[peer],
                 )
                 self._channels[peer].open(outgoing)
                 self._lanes[peer, lane] = outgoing
@@ -196,7 +229,7 @@ class GrpcTransport(Transport):
                 f"node {peer} answers lane {name!r}, which this node has not opened"
             )
         if is_welcome:
-            lane.welcomed(request.welcome.window)
+            lane.welcomed(request.welcome.window, offer_of(request.welcome))
         else:
             lane.credited(request.credit.num_messages)
 
@@ -262,19 +295,24 @@ class GrpcTransport(Transport):
             lane.cut()
         for channel in self._channels.values():
             channel.close()
+        if self._bulk is not None:
+            self._bulk.stop()
         if self._server is not None:
             self._server.stop()
+        if self._bulk is not None:
+            self._bulk.join()
 
-    def _check_addresses(self, insecure: bool) -> None:
+    def _check_addresses(self, may_be_exposed: bool) -> None:
         addresses: Iterable[str] = (self._bind, *self._addresses.values())
         for address in addresses:
             split_address(address)
         exposed = [address for address in addresses if not is_loopback(address)]
-        if exposed and not insecure:
+        if exposed and not may_be_exposed:
             raise ConfigError(
                 f"node {self.node_id} would use {', '.join(exposed)}, which is not loopback, "
-                f"and this transport neither encrypts nor authenticates",
-                hint="pass insecure=True if everybody who reaches these addresses is trusted",
+                "and without credentials nothing is encrypted or authenticated",
+                hint="pass credentials, or insecure=True if everybody who reaches these "
+                "addresses is trusted",
             )
 
     def _check_peer(self, peer: int, lane: str) -> None:

@@ -55,12 +55,15 @@ class TransportSettings:
         report_every_s: a longer wait is reported in the log this often.
         window: messages a sender may have unconsumed at the receiver, per lane.
         max_payload_bytes: a larger message from a peer is a protocol error.
+        bulk: offer a second port, a free one, where peers may bring large messages to without
+            gRPC's copies; those that cannot reach it send them over gRPC.
     """
 
     timeout_s: float = 600.0
     report_every_s: float = 10.0
     window: int = 16
     max_payload_bytes: int = 1 << 40
+    bulk: bool = True
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "report_every_s", "window", "max_payload_bytes"):

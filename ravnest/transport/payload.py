@@ -33,7 +33,7 @@ class BufferPool:
     """
 
     def __init__(self) -> None:
-        self._slabs: list[bytearray] = []  # least recently taken first
+        self._slabs: list[bytearray] = []  # most recently taken first, the likeliest in a cache
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> memoryview:
@@ -54,15 +54,14 @@ class BufferPool:
             else:
                 slab = bytearray(num_bytes)
                 self._make_room(num_bytes)
-            self._slabs = [other for other in self._slabs if other is not slab]
-            self._slabs.append(slab)
+            self._slabs = [slab, *(other for other in self._slabs if other is not slab)]
             # Viewed under the lock, so that no other thread finds it idle.
             return memoryview(slab)[:num_bytes]
 
     def _make_room(self, num_bytes: int) -> None:
         """Forgets the least recently taken slabs; one in use then simply is not used again."""
         while self._slabs and sum(map(len, self._slabs)) + num_bytes > MAX_POOLED_BYTES:
-            del self._slabs[0]
+            del self._slabs[-1]
 
 
 def _is_idle(slab: bytearray) -> bool:

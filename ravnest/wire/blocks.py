@@ -55,7 +55,11 @@ class BlockFormat:
 
     def num_bytes(self, numel: int) -> int:
         """Bytes that so many values take."""
-        return _SCALE_BYTES * self.num_blocks(numel) + -(-self.num_sent(numel) * self.bits // 8)
+        return self.num_scale_bytes(numel) + -(-self.num_sent(numel) * self.bits // 8)
+
+    def num_scale_bytes(self, numel: int) -> int:
+        """Those of them that are scales; they come first."""
+        return _SCALE_BYTES * self.num_blocks(numel)
 
 
 BLOCK_FORMATS = {

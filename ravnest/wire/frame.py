@@ -45,6 +45,7 @@ class Codec(IntEnum):
     INT8 = 4
     INT4 = 5
     INT4_HADAMARD = 6
+    INT8_HUFFMAN = 7
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from ravnest.wire.blocks import BLOCK_FORMATS, dequantise, quantise
+from ravnest.wire.blocks import BLOCK_FORMATS, BlockFormat, dequantise, quantise
 from ravnest.wire.casts import EXPONENT_LIMIT, scaled_to, to_float16
+from ravnest.wire.entropy import least_bytes, lengthen, shorten
 from ravnest.wire.frame import Codec
 
 _CASTS = {Codec.FLOAT16: torch.float16, Codec.BFLOAT16: torch.bfloat16}
 _WIDE = frozenset({torch.float32, torch.float64})
 _FLOATING = _WIDE | {torch.float16, torch.bfloat16}
+_SHORTENED = {Codec.INT8_HUFFMAN: BLOCK_FORMATS[Codec.INT8]}
+"""The blocks of codecs that shorten steps by how often they occur; their bytes depend on values."""
+
+
+def block_format(codec: Codec) -> BlockFormat | None:
+    """How a blockwise codec rounds; None for others."""
+    return BLOCK_FORMATS.get(codec) or _SHORTENED.get(codec)
 
 
 def codec_for(dtype: torch.dtype, wanted: Codec) -> Codec:
@@ -19,7 +27,7 @@ def codec_for(dtype: torch.dtype, wanted: Codec) -> Codec:
     Casts are for float32 and float64, blocks for float16 and bfloat16 too; every other dtype is as
     small already, or would lose its meaning, and travels raw.
     """
-    return wanted if dtype in (_FLOATING if wanted in BLOCK_FORMATS else _WIDE) else Codec.RAW
+    return wanted if dtype in (_FLOATING if block_format(wanted) else _WIDE) else Codec.RAW
 
 
 def is_valid_exponent(dtype: torch.dtype, codec: Codec, exponent: int) -> bool:
@@ -28,10 +36,19 @@ def is_valid_exponent(dtype: torch.dtype, codec: Codec, exponent: int) -> bool:
 
 
 def wire_bytes(dtype: torch.dtype, codec: Codec, numel: int) -> int:
-    """Bytes that `numel` values of `dtype` take on the wire."""
-    if (layout := BLOCK_FORMATS.get(codec)) is not None:
+    """Bytes that `numel` values of `dtype` take on the wire; at most, where values decide."""
+    if (layout := block_format(codec)) is not None:
         return layout.num_bytes(numel)
     return numel * _CASTS.get(codec, dtype).itemsize
+
+
+def least_wire_bytes(dtype: torch.dtype, codec: Codec, numel: int) -> int:
+    """Bytes that they take at least: fewer than `wire_bytes` where values decide."""
+    most = wire_bytes(dtype, codec, numel)
+    if (layout := _SHORTENED.get(codec)) is None:
+        return most
+    scales = layout.num_scale_bytes(numel)
+    return scales + least_bytes(most - scales)
 
 
 def shrink(values: torch.Tensor, codec: Codec) -> tuple[torch.Tensor, int]:
@@ -41,7 +58,10 @@ def shrink(values: torch.Tensor, codec: Codec) -> tuple[torch.Tensor, int]:
     beyond 3.39e38 become infinite. INT8 and INT4: 1/254 and 1/14 of the largest magnitude of the
     block. INT4_HADAMARD: 1/14 of the largest magnitude of the rotated block, as a root mean square
     over the block; that magnitude is the block's Euclidean norm at most, an eighth of it at least.
+    INT8_HUFFMAN: that of INT8.
     """
+    if (layout := _SHORTENED.get(codec)) is not None:
+        return _shortened(quantise(values, layout), layout.num_scale_bytes(values.numel())), 0
     if (layout := BLOCK_FORMATS.get(codec)) is not None:
         return quantise(values, layout), 0
     if codec is Codec.BFLOAT16:
@@ -56,7 +76,28 @@ def restore(
 
     Args:
         wire: bytes as received, uint8.
+
+    Raises:
+        ProtocolError: they are no bytes that `shrink` makes.
     """
+    if (layout := _SHORTENED.get(codec)) is not None:
+        whole = _lengthened(wire, layout.num_scale_bytes(numel), layout.num_bytes(numel))
+        return dequantise(whole, dtype, layout, numel)
     if (layout := BLOCK_FORMATS.get(codec)) is not None:
         return dequantise(wire, dtype, layout, numel)
     return scaled_to(wire.view(_CASTS[codec]), dtype, exponent)
+
+
+def _shortened(wire: torch.Tensor, num_scale_bytes: int) -> torch.Tensor:
+    """The scales as they are, the steps after them shortened."""
+    scales, steps = wire[:num_scale_bytes], wire[num_scale_bytes:].cpu()
+    if not steps.numel():
+        return wire
+    coded = torch.frombuffer(bytearray(shorten(steps.numpy().data)), dtype=torch.uint8)
+    return torch.cat([scales.cpu(), coded])
+
+
+def _lengthened(wire: torch.Tensor, num_scale_bytes: int, num_bytes: int) -> torch.Tensor:
+    coded = wire[num_scale_bytes:].numpy().data
+    values = bytearray(lengthen(coded, num_bytes - num_scale_bytes))
+    return torch.cat([wire[:num_scale_bytes], torch.frombuffer(values, dtype=torch.uint8)])

@@ -12,7 +12,14 @@ from ravnest.wire import limits
 from ravnest.wire.checksum import checksum
 from ravnest.wire.dtypes import dtype_of, number_of
 from ravnest.wire.frame import Codec
-from ravnest.wire.layouts import codec_for, is_valid_exponent, restore, shrink, wire_bytes
+from ravnest.wire.layouts import (
+    codec_for,
+    is_valid_exponent,
+    least_wire_bytes,
+    restore,
+    shrink,
+    wire_bytes,
+)
 from ravnest.wire.pb import frame_pb2
 
 ALIGNMENT = 64
@@ -130,7 +137,10 @@ def _check_size(entry: frame_pb2.Tensor, dtype: torch.dtype, codec: Codec) -> No
     # Strides are computed with empty dimensions counted as one, and have to fit 64 bits.
     if math.prod(max(1, size) for size in entry.shape) * dtype.itemsize >= 1 << 63:
         raise ProtocolError(f"tensor {entry.name!r} has impossible shape {list(entry.shape)}")
-    if (expected := wire_bytes(dtype, codec, math.prod(entry.shape))) != entry.num_bytes:
+    numel = math.prod(entry.shape)
+    least, most = (count(dtype, codec, numel) for count in (least_wire_bytes, wire_bytes))
+    if not least <= entry.num_bytes <= most:
+        expected = f"{most}" if least == most else f"{least} to {most}"
         raise ProtocolError(
             f"tensor {entry.name!r} of shape {list(entry.shape)} has {entry.num_bytes} bytes, "
             f"expected {expected}"

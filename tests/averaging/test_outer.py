@@ -33,6 +33,7 @@ ROUNDING = {
     Codec.FLOAT16: 0.02,
     Codec.BFLOAT16: 0.1,
     Codec.INT8: 0.15,
+    Codec.INT8_HUFFMAN: 0.15,
     Codec.INT4: 3.0,
     Codec.INT4_HADAMARD: 3.0,
 }

@@ -3,7 +3,16 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ravnest.averaging.schedule import Arrival, Chunk, Phase, arrivals, cut_into_shards
+from ravnest.averaging.schedule import (
+    CHUNKS_PER_SHARD,
+    MIN_CHUNK_BYTES,
+    Arrival,
+    Chunk,
+    Phase,
+    arrivals,
+    chunk_length,
+    cut_into_shards,
+)
 
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=3)
 
@@ -22,6 +31,18 @@ def test_shards_cover_every_element_once(sizes: list[int], most: int, size: int)
     assert sorted(covered) == expected
     assert all(0 < c.stop - c.start <= most for shard in shards for c in shard)
     assert [c.number for shard in shards for c in shard] == list(range(sum(map(len, shards))))
+
+
+@given(
+    st.integers(0, 1 << 28), st.sampled_from([4, 8]), st.integers(2, 64), st.integers(1, 8 << 20)
+)
+def test_chunks_are_neither_too_large_nor_needlessly_many(length, element_bytes, size, most_bytes):
+    chunk_bytes = chunk_length(length, element_bytes, size, most_bytes) * element_bytes
+    assert element_bytes <= chunk_bytes <= max(most_bytes, element_bytes)
+    shard_bytes = length * element_bytes // size
+    if MIN_CHUNK_BYTES * CHUNKS_PER_SHARD <= shard_bytes <= most_bytes * CHUNKS_PER_SHARD:
+        # What is left over of dividing may make one more.
+        assert shard_bytes // chunk_bytes in (CHUNKS_PER_SHARD, CHUNKS_PER_SHARD + 1)
 
 
 @given(lengths, st.integers(1, 9), st.integers(2, 6))

@@ -21,7 +21,7 @@ def test_the_short_form_of_averaging_reports_every_figure() -> None:
         assert len(claims) == 3
         return
     (row,) = report["links"].values()
-    assert min(row["of_bound"], row["raw_of_bound"], row["gloo_of_bound"]) > 0
-    assert len(claims) == 8
+    assert min(row[f"{kind}of_bound"] for kind in ("", "raw_", "gloo_", "steady_")) > 0
+    assert len(claims) == 9
     assert all(claim["holds"] for name, claim in claims.items() if "different results" in name)
     assert claims["times fewer bytes with int8, 2 members, 1 MB"]["holds"]

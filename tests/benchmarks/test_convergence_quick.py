@@ -14,4 +14,4 @@ def test_the_short_form_reports_every_row() -> None:
         assert set(report[task]["adamw"]) == {"1f1b", *(row.name for row in ROWS)}
     judged = [row for row in ROWS if row.goal is not None]
     assert len(report["claims"]) == len(judged) * len(TASKS) + 1
-    assert report["time"]["step_time_ratio_by_microbatches"]["3"] < 0.8
+    assert report["time"]["step_time_ratio_by_microbatches"]["1"] < 0.8

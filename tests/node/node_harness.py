@@ -58,11 +58,13 @@ def make_plan(
     *,
     nodes: int = 3,
     clusters: int = 1,
+    schedule: str | None = "1f1b",
     **benchmarks: float,
 ) -> Run:
     """Plans `model` for nodes that exist in this process only.
 
     Args:
+        schedule: of the plan, and of nodes that say none.
         benchmarks: of every node, as in node_configs.json.
     """
     node_data = folder / "node_data"
@@ -74,7 +76,14 @@ def make_plan(
     }
     (node_data / "node_configs.json").write_text(json.dumps(entries))
     with contextlib.redirect_stdout(io.StringIO()):
-        plan = clusterize(model, example, kwargs, node_data=node_data, num_clusters=clusters)
+        plan = clusterize(
+            model,
+            example,
+            kwargs,
+            node_data=node_data,
+            num_clusters=clusters,
+            schedule=schedule,
+        )
     return Run(folder, plan)
 
 

@@ -334,3 +334,14 @@ def test_groups_must_be_the_same_on_every_node(tmp_path: Path) -> None:
     run_nodes(run, script, param_groups=GROUPS, **SGD)
     assert all("param_groups=\"{'*': {}}\"" in str(error) for error in run.errors.values())
     assert len(run.errors) == 2
+
+
+def test_batchnorm_of_one_value_says_so_before_it_ruins_the_statistics(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6), *build())
+    run = make_plan(tmp_path, model, (X[:4],), nodes=3)
+    run_nodes(run, train, **SGD, num_microbatches=3)  # batches of 4: two samples, one and one
+    assert len(run.errors) == 3
+    for error in run.errors.values():
+        with pytest.raises(Exception, match=r"one value per channel, an input of shape \(1, 6\)"):
+            raise error

@@ -47,6 +47,7 @@ def simulate(
     method: DelayCompensation,
     optimizer: str,
     slacks: tuple[int, ...] = (0,) * NUM_STAGES,
+    size: int = 2,
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
     model = build()
     bounds = [*firsts, len(model)]
@@ -58,9 +59,20 @@ def simulate(
         )
         for k in range(NUM_STAGES)
     ]
-    batches = zip(X.split(2), Y.split(2), strict=True)
-    losses = train(stages, batches, torch.nn.functional.cross_entropy, update_frequency=frequency)
+    share = size / 2
+
+    def loss(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(predictions, targets) * share
+
+    batches = zip(X.split(size), Y.split(size), strict=True)
+    losses = [each / share for each in train(stages, batches, loss, update_frequency=frequency)]
     return model.state_dict(), losses
+
+
+def train_and_say_first(node: Node) -> int:
+    loader = DataLoader(TensorDataset(X, Y), batch_size=2)
+    Trainer(node, train_loader=loader, save=True).train()
+    return min(int(name.split(".")[0]) for name, _ in node.model.named_parameters())
 
 
 @pytest.mark.parametrize(
@@ -73,16 +85,10 @@ def test_nodes_train_as_simulated(
     tmp_path: Path, schedule: str, frequency: int, method: DelayCompensation, optimizer: str
 ) -> None:
     run = make_plan(tmp_path, build(), (X[:2],), nodes=NUM_STAGES)
-
-    def script(node: Node) -> int:
-        loader = DataLoader(TensorDataset(X, Y), batch_size=2)
-        Trainer(node, train_loader=loader, save=True).train()
-        return min(int(name.split(".")[0]) for name, _ in node.model.named_parameters())
-
     factory, params = OPTIMIZERS[optimizer]
     run_cleanly(
         run,
-        script,
+        train_and_say_first,
         schedule=schedule,
         update_frequency=frequency,
         delay_compensation=str(method),
@@ -107,3 +113,32 @@ def test_compensation_changes_nothing_on_a_synchronous_schedule(tmp_path: Path) 
         on, _ = simulate(firsts, Schedule.ONE_F_ONE_B, 2, DelayCompensation.AUTO, optimizer)
         off, _ = simulate(firsts, Schedule.ONE_F_ONE_B, 2, DelayCompensation.OFF, optimizer)
         assert all(torch.equal(on[name], off[name]) for name in on)
+
+
+@pytest.mark.parametrize(
+    ("options", "schedule", "frequency"),
+    [
+        ({}, Schedule.TWO_BW, 1),
+        ({"num_microbatches": 2}, Schedule.TWO_BW, 2),
+        ({"loss_scale": 1.0}, Schedule.ONE_F_ONE_B, 1),
+    ],
+)
+def test_whoever_says_no_schedule_gets_the_plans_and_whole_batches(
+    tmp_path: Path, options: dict[str, Any], schedule: Schedule, frequency: int
+) -> None:
+    run = make_plan(tmp_path, build(), (X[:2],), nodes=NUM_STAGES, schedule=None)
+    factory, params = OPTIMIZERS["adam"]
+    trained = {"optimizer": factory, "optimizer_params": params, "criterion": criterion}
+    run_cleanly(run, train_and_say_first, **trained, **options)
+    firsts = [run.result_of(stage) for stage in range(NUM_STAGES)]
+    slacks = tuple(map(run.slack, range(NUM_STAGES)))
+    # Halves of a batch of two count half each.
+    expected, losses = simulate(
+        firsts, schedule, frequency, DelayCompensation.AUTO, "adam", slacks, size=2 // frequency
+    )
+    fused = model_fusion(node_data=tmp_path / "node_data", trained=tmp_path / "trained")
+    for name, tensor in expected.items():
+        assert torch.allclose(fused[name], tensor, atol=1e-6), name
+    means = [sum(losses[i : i + frequency]) / frequency for i in range(0, len(losses), frequency)]
+    written = [float(line) for line in (tmp_path / "losses.txt").read_text().split()]
+    assert written == pytest.approx(means, abs=1e-5)

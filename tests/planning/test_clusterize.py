@@ -254,7 +254,7 @@ def test_the_file_of_nodes_is_checked_before_the_model_is_touched(tmp_path: Path
         ({"num_clusters": True}, "num_clusters is True; expected"),
         ({"num_clusters": 1.5}, r"num_clusters is 1\.5; expected"),
         ({"schedule": "gpipe"}, "schedule='gpipe' is unknown; expected one of '1f1b', 'async'"),
-        ({"schedule": None}, "schedule=None is unknown; expected one of"),
+        ({"schedule": 1}, "schedule=1 is unknown; expected one of"),
         ({"self_test": "no"}, "self_test is 'no'; expected True or False"),
         ({"optimizer_states": -1}, "optimizer_states is -1; expected a whole number from 0"),
         ({"optimizer_states": "adam"}, "optimizer_states is 'adam'; expected"),

@@ -23,7 +23,6 @@ from ravnest.transport.envelope import (
     parse_response,
     welcome,
 )
-from ravnest.transport.grpc_incoming import Reception
 from ravnest.transport.grpc_options import METHOD, SERVICE, grpc
 from ravnest.transport.grpc_server import LinkServer
 from ravnest.transport.inbox import Inbox
@@ -31,6 +30,7 @@ from ravnest.transport.interface import Formats, Message
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
 from ravnest.transport.peers import PeerTable
+from ravnest.transport.reception import Reception
 
 Talk = Callable[[list[bytes]], str]
 
@@ -110,7 +110,7 @@ def test_malformed_requests_are_refused_and_counted(grpc_nodes, talk):
         ),
         (
             link_pb2.ToReceiver(hello=link_pb2.Hello(version=99, lane="x")).SerializeToString(),
-            "version 99 came, 2 is expected",
+            "version 99 came, 3 is expected",
         ),
     ],
 )

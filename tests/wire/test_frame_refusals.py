@@ -18,7 +18,7 @@ from ravnest.wire.checksum import checksum
 from ravnest.wire.codec import decode, encode
 from ravnest.wire.dtypes import dtype_of
 from ravnest.wire.frame import Codec, Frame, FrameKind
-from ravnest.wire.layouts import wire_bytes
+from ravnest.wire.layouts import least_wire_bytes, wire_bytes
 from ravnest.wire.pb import frame_pb2
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -207,13 +207,15 @@ def plausible_tensors(draw: st.DrawFn) -> frame_pb2.Tensor:
     offset = draw(st.sampled_from([0, 0, 64, 64, 128, 128, 1, 1 << 62]))
     number, codec = (
         draw(st.integers(0, 21)),
-        draw(st.sampled_from([0, 1, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7])),
+        draw(st.sampled_from([0, 1, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 7, 8])),
     )
     shape = draw(st.lists(st.sampled_from([0, 1, 2, 4, 1 << 40, 1 << 63]), max_size=3))
     dtype = dtype_of(number) or torch.uint8
     known = Codec(codec) if codec in list(Codec) else Codec.RAW
-    fitting = wire_bytes(dtype, known, math.prod(shape)) % (1 << 63)
-    num_bytes = draw(st.sampled_from([fitting] * 4 + [0, 1, 64, 1 << 63]))
+    numel = math.prod(shape)
+    fitting = wire_bytes(dtype, known, numel) % (1 << 63)
+    least = least_wire_bytes(dtype, known, numel) % (1 << 63)
+    num_bytes = draw(st.sampled_from([fitting] * 3 + [least] + [0, 1, 64, 1 << 63]))
     return frame_pb2.Tensor(
         name=draw(st.sampled_from("abc")),
         dtype=number,

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from wire_strategies import FRAMES, same_bits
 
 from ravnest.errors import ProtocolError
-from ravnest.wire.blocks import BLOCK_FORMATS
 from ravnest.wire.codec import decode, encode
 from ravnest.wire.dtypes import DTYPES
 from ravnest.wire.frame import Codec, Frame, FrameKind
-from ravnest.wire.layouts import codec_for
+from ravnest.wire.layouts import block_format, codec_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -55,7 +54,7 @@ def test_every_dtype_and_rank_with_every_codec(dtype, shape, codec):
     numel = torch.Size(shape).numel()
     tensor = (torch.arange(numel, dtype=torch.float32) % 8).to(dtype).view(shape)
     back = tensor_over_the_wire(tensor, codec)
-    if (layout := BLOCK_FORMATS.get(codec)) is not None and codec_for(dtype, codec) is codec:
+    if (layout := block_format(codec)) is not None and codec_for(dtype, codec) is codec:
         # A rotated block's largest magnitude is its norm at most.
         largest = 7 * (math.sqrt(tensor.numel()) if layout.is_rotated else 1)
         atol = largest / (2 * layout.top) + 7 * torch.finfo(dtype).eps

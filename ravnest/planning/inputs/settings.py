@@ -34,6 +34,7 @@ DEFAULT_LATENCY_S = 0.005
 DEFAULT_UPDATE_FREQUENCY = 8
 """Microbatches per optimizer step when clusterize is not told."""
 
+DEFAULT_SCHEDULE = Schedule.TWO_BW  # by the table of `benchmarks.convergence`
 DEFAULT_STEPS_PER_ROUND = 100
 """Optimizer steps between averagings when clusterize is not told."""
 
@@ -127,6 +128,8 @@ class PlanningSettings:
             one averaging round to the next beside the one that rounds work on.
         rounds_overlap: training goes on beside rounds, so that they keep what was sent.
         assumed: in words, what nobody said.
+        is_default: nobody has said the schedule; then a step may have fewer microbatches than it
+            needs to keep all stages busy, and the batch is not split.
         num_nodes: nodes there are, None where that is not known; no cluster has more stages.
         slack: microbatches that the stage asked about may start beyond the least, see
             `ravnest.stage.schedule.StagePosition`.
@@ -146,6 +149,7 @@ class PlanningSettings:
     kept_for_rounds: float = 0.0
     rounds_overlap: bool = False
     assumed: tuple[str, ...] = ()
+    is_default: bool = False
     num_nodes: int | None = None
     slack: int = 0
 
@@ -160,7 +164,9 @@ class PlanningSettings:
 
         Without a number from the user `Node` chooses one that is enough.
         """
-        if self.update_frequency is not None and self.schedule is Schedule.TWO_BW:
+        if self.is_default or self.update_frequency is None:
+            return sys.maxsize
+        if self.schedule is Schedule.TWO_BW:
             return max(self.update_frequency, 1)
         return sys.maxsize
 
@@ -244,6 +250,8 @@ def parse_settings(
         raise ConfigError(f"recompute is {recompute!r}; expected True or False")
     codecs = parse_compression(compression) or STRONGEST_UNASKED
     assumed = []
+    if schedule is None:
+        assumed.append(f"schedule: {DEFAULT_SCHEDULE}, the default")
     if update_frequency is None:
         assumed.append(
             f"update_frequency: {DEFAULT_UPDATE_FREQUENCY} microbatches per optimizer step"
@@ -252,7 +260,8 @@ def parse_settings(
         reduce_factor = DEFAULT_STEPS_PER_ROUND
         assumed.append(f"reduce_factor: {reduce_factor} optimizer steps between averagings")
     return PlanningSettings(
-        schedule=Schedule.parse(schedule),
+        schedule=DEFAULT_SCHEDULE if schedule is None else Schedule.parse(schedule),
+        is_default=schedule is None,
         optimizer=OptimizerCost.of_states(optimizer_states),
         num_clusters=num_clusters,
         recompute=recompute,

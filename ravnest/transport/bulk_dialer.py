@@ -1,0 +1,66 @@
+"""Connects to the bulk port of one peer, as long as that works."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+
+from ravnest.transport.address import split_address
+from ravnest.transport.bulk_connection import ADMITTED, BulkConnection, BulkOffer
+from ravnest.transport.knocking import Door
+
+_log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 2.0
+ADMISSION_TIMEOUT_S = 4.0
+
+
+class BulkDialer:
+    """Makes the bulk connections to one peer.
+
+    The port may be closed to this node, by a firewall or an address translation that lets only the
+    port of the plan through. Then one attempt is made, and payloads go over gRPC.
+
+    Args:
+        door: of the peer's gRPC.
+    """
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._host, _ = split_address(door.address)
+        self._is_hopeless = False
+        self._lock = threading.Lock()
+
+    def connect(self, offer: BulkOffer) -> BulkConnection | None:
+        """A connection that the peer has admitted, None when there is none to be had."""
+        with self._lock:  # who comes second need not wait for a timeout again
+            if self._is_hopeless:
+                return None
+            try:
+                return BulkConnection(self._admitted(offer))
+            except OSError as error:
+                self._is_hopeless = True
+                _log.info(
+                    "%s offers port %d for large messages, which cannot be reached (%s); they go "
+                    "over gRPC, which takes more processor time",
+                    self._door.name,
+                    offer.port,
+                    error,
+                )
+                return None
+
+    def _admitted(self, offer: BulkOffer) -> socket.socket:
+        connected = socket.create_connection((self._host, offer.port), CONNECT_TIMEOUT_S)
+        try:
+            connected.settimeout(ADMISSION_TIMEOUT_S)
+            if self._door.identity is not None:
+                context = self._door.identity.connecting
+                connected = context.wrap_socket(connected, server_hostname=self._door.name)
+            connected.sendall(offer.ticket)
+            if connected.recv(len(ADMITTED)) != ADMITTED:
+                raise ConnectionError("it was not admitted")
+        except BaseException:
+            connected.close()
+            raise
+        return connected

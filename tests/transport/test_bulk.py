@@ -1,0 +1,314 @@
+"""Large messages on a connection of their own: in order, bounded, and over gRPC where it fails."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transport_support import PLAN, QUICK, free_address
+
+from ravnest.errors import ProtocolError
+from ravnest.transport import bulk_listener
+from ravnest.transport.bulk_connection import (
+    MIN_BULK_BYTES,
+    TICKET_BYTES,
+    BulkConnection,
+    BulkOffer,
+)
+from ravnest.transport.bulk_dialer import BulkDialer
+from ravnest.transport.bulk_listener import BulkListener
+from ravnest.transport.inbox import Inbox
+from ravnest.transport.interface import Message
+from ravnest.transport.knocking import Door
+from ravnest.transport.lane_intake import LaneIntake
+from ravnest.transport.lane_order import LaneOrder
+from ravnest.transport.limits import MAX_HEADER_BYTES
+from ravnest.transport.payload import BufferPool
+from ravnest.transport.peers import PeerState, PeerTable
+from ravnest.transport.reception import Reception
+
+LARGE = bytes(range(256)) * (MIN_BULK_BYTES // 256 + 1)
+
+
+@dataclass
+class Intake:
+    """The receiving end of one lane of node 0 at node 1, without gRPC."""
+
+    inbox: Inbox
+    peers: PeerTable
+    lane: LaneIntake
+    dialer: BulkDialer
+    bulk: BulkListener
+    is_over: bool = False
+
+    def connect(self) -> BulkConnection:
+        assert self.lane.offer is not None
+        connection = self.dialer.connect(self.lane.offer)
+        assert connection is not None
+        return connection
+
+    def next_header(self) -> bytes:
+        return self.inbox.receive(0, "x", "it").header
+
+    def end(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.lane.end()
+            self.bulk.stop()
+            self.bulk.join()
+
+
+@pytest.fixture
+def intake() -> Iterator[Intake]:
+    peers = PeerTable(1, QUICK, locate=str, probe=str)
+    peers.open()
+    address = free_address()
+    bulk = BulkListener(address)
+    reception = Reception(
+        node_id=1,
+        plan_sha256=PLAN,
+        expected=frozenset({0}),
+        settings=replace(QUICK, max_payload_bytes=1 << 20),
+        peers=peers,
+        inbox=Inbox(peers),
+        pool=BufferPool(),
+        refused=lambda source, reason: None,
+        arrived=lambda peer: None,
+        reply=lambda peer, request: None,
+        answered=lambda peer, request: None,
+        bulk=bulk,
+    )
+    lane = LaneIntake(reception, 0, "x")
+    intake = Intake(reception.inbox, peers, lane, BulkDialer(Door(address, "node-1")), bulk)
+    yield intake
+    intake.end()
+
+
+def test_large_and_small_messages_of_a_lane_keep_their_order(nodes):
+    a, b = nodes.start(0), nodes.start(1)
+    sizes = [1, 2, MIN_BULK_BYTES, MIN_BULK_BYTES + 1, 0, 1, 8 * MIN_BULK_BYTES, 3] * 4
+
+    def send() -> None:
+        for i, size in enumerate(sizes):
+            a.send(1, "forward", Message(b"%d" % i, (bytes([i]) * size,)), purpose="it")
+        a.close()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    for i, size in enumerate(sizes):
+        message = b.receive(0, "forward", purpose="it")
+        assert message.header == b"%d" % i
+        assert bytes(message.payload[0]) == bytes([i]) * size
+    sender.join()
+
+
+def test_what_was_sent_last_arrives_before_the_goodbye(grpc_nodes):
+    a, b = grpc_nodes.start(0), grpc_nodes.start(1)
+    closing = threading.Thread(target=a.close)
+    for i in range(QUICK.window):
+        a.send(1, "forward", Message(b"%d" % i, (LARGE * 16,)), purpose="it")
+    closing.start()
+    got = [b.receive(0, "forward", purpose="it") for _ in range(QUICK.window)]
+    closing.join()
+    assert [message.header for message in got] == [b"0", b"1", b"2", b"3"]
+    assert all(bytes(message.payload[0]) == LARGE * 16 for message in got)
+
+
+def _through(a, b) -> None:
+    for i in range(3):
+        a.send(1, "forward", Message(b"%d" % i, (LARGE,)), purpose="it")
+        message = b.receive(0, "forward", purpose="it")
+        assert message.header == b"%d" % i
+        assert bytes(message.payload[0]) == LARGE
+
+
+def test_large_messages_take_the_connection_that_is_offered(grpc_nodes, monkeypatch):
+    sent = []
+    send = BulkConnection.send
+    monkeypatch.setattr(
+        BulkConnection, "send", lambda self, *args: (sent.append(args[0]), send(self, *args))
+    )
+    _through(grpc_nodes.start(0), grpc_nodes.start(1))
+    # The first follows the Hello before anything was offered.
+    assert sent == [1, 2]
+
+
+def test_without_an_offer_large_messages_go_over_grpc(grpc_nodes):
+    quiet = replace(QUICK, bulk=False)
+    _through(grpc_nodes.start(0), grpc_nodes.start(1, quiet))
+
+
+def test_a_port_that_cannot_be_reached_is_tried_once_and_told(grpc_nodes, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    offer = BulkListener.offer
+    unused = int(free_address().rpartition(":")[2])
+    monkeypatch.setattr(
+        BulkListener,
+        "offer",
+        lambda self, serve: replace(offer(self, serve), port=unused),
+    )
+    a, b = grpc_nodes.start(0), grpc_nodes.start(1)
+    _through(a, b)
+    a.send(1, "other", Message(b"first"), purpose="it")
+    a.send(1, "other", Message(b"second", (LARGE,)), purpose="it")
+    assert [b.receive(0, "other", purpose="it").header for _ in "12"] == [b"first", b"second"]
+    told = [line for line in caplog.messages if "large messages" in line]
+    assert len(told) == 1
+    assert f"node-1 offers port {unused} for large messages, which cannot be reached" in told[0]
+
+
+def test_a_ticket_is_good_for_one_connection(intake):
+    offer = intake.lane.offer
+    first = intake.connect()
+    assert BulkDialer(Door("127.0.0.1:1", "node-1")).connect(offer) is None
+    first.send(0, Message(b"unharmed"))
+    assert intake.next_header() == b"unharmed"
+    first.close()
+
+
+def test_a_stranger_gets_nothing_and_hinders_nobody(intake, monkeypatch):
+    port = intake.lane.offer.port
+    with socket.create_connection(("127.0.0.1", port), 5.0) as guess:
+        guess.sendall(bytes(TICKET_BYTES))
+        assert guess.recv(1) == b""
+    silent = [socket.create_connection(("127.0.0.1", port), 5.0) for _ in range(3)]
+    connection = intake.connect()
+    connection.send(0, Message(b"through"))
+    assert intake.next_header() == b"through"
+    connection.close()
+    for each in silent:
+        each.close()
+
+
+def test_no_more_strangers_are_kept_than_a_few(intake, monkeypatch):
+    monkeypatch.setattr(bulk_listener, "MAX_STRANGERS", 2)
+    port = intake.lane.offer.port
+    kept = [socket.create_connection(("127.0.0.1", port), 5.0) for _ in range(2)]
+    with socket.create_connection(("127.0.0.1", port), 5.0) as late:
+        assert late.recv(1) == b""
+    for each in kept:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("position", "header_bytes", "num_bytes", "reason"),
+    [
+        (0, 1, (1 << 20) + 1, "a payload of 1048577 bytes is announced"),
+        (0, MAX_HEADER_BYTES + 1, 1, "a header has"),
+        (QUICK.window + 1, 1, 1, "position 5 came on lane 'x', expected 0 to 4"),
+        (1 << 63, 1, 1, "position 9223372036854775808 came"),
+    ],
+)
+def test_a_message_that_cannot_be_is_refused(intake, position, header_bytes, num_bytes, reason):
+    connection = intake.connect()
+    head = head_of(position, header_bytes, num_bytes)
+    connection._socket.sendall(head + b"hp")
+    with pytest.raises(ProtocolError, match="node 0") as caught:
+        intake.next_header()
+    assert reason in str(caught.value)
+    assert intake.lane.problem is not None
+    assert connection._socket.recv(1) == b""  # cut
+    connection.close()
+
+
+def head_of(position: int, header_bytes: int, num_bytes: int) -> bytes:
+    return (
+        position.to_bytes(8, "big") + header_bytes.to_bytes(4, "big") + num_bytes.to_bytes(8, "big")
+    )
+
+
+def test_a_position_twice_is_refused(intake):
+    connection = intake.connect()
+    connection.send(0, Message(b"once"))
+    connection.send(0, Message(b"twice"))
+    assert intake.next_header() == b"once"
+    with pytest.raises(ProtocolError, match="position 0 came on lane 'x', expected 1 to 5"):
+        intake.next_header()
+    connection.close()
+
+
+def test_a_refused_message_is_told_to_its_sender(grpc_nodes, in_thread):
+    a = grpc_nodes.start(0)
+    b = grpc_nodes.start(1, replace(QUICK, max_payload_bytes=len(LARGE)))
+    a.send(1, "forward", Message(b"fits", (LARGE,)), purpose="it")
+    assert b.receive(0, "forward", purpose="it").header == b"fits"
+    a_waits = in_thread(lambda: a.receive(1, "back", purpose="it"))
+    for _ in range(2):  # the second finds the connection cut
+        a.send(1, "forward", Message(b"not", (LARGE * 64,)), purpose="it")
+    with pytest.raises(ProtocolError, match="is announced, at most"):
+        b.receive(0, "forward", purpose="it")
+    assert "is announced, at most" in str(a_waits.error())
+
+
+def test_closing_does_not_wait_for_a_stranger_or_a_half_sent_message(intake, in_thread):
+    stranger = socket.create_connection(("127.0.0.1", intake.lane.offer.port), 5.0)
+    connection = intake.connect()
+    connection._socket.sendall(head_of(0, 1, 100) + b"half")
+    in_thread(intake.end).result(within_s=5.0)
+    assert intake.peers.state(0) is PeerState.ABSENT  # not taken for lost
+    stranger.close()
+    connection.close()
+
+
+def test_ports_of_other_nodes_are_left_to_them():
+    seen: list[int] = []
+
+    class First:
+        """The port that is found first is another node's."""
+
+        def __contains__(self, port: object) -> bool:
+            assert isinstance(port, int)
+            seen.append(port)
+            return port == seen[0]
+
+    listener = BulkListener(free_address(), taken=First())
+    assert listener.offer(BulkConnection.close).port == seen[1] != seen[0]
+    listener.stop()
+    listener.join()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.booleans(), max_size=20))
+def test_order_is_kept_whoever_brings_what(by_bulk):
+    got: queue.SimpleQueue[int] = queue.SimpleQueue()
+    order = LaneOrder("x", 20, got.put)
+
+    def bring(mine: bool) -> None:
+        for position, is_bulk in enumerate(by_bulk):
+            if is_bulk is mine:
+                order.let_through(position, position)
+
+    threads = [threading.Thread(target=bring, args=(mine,)) for mine in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10.0)
+    assert [got.get_nowait() for _ in by_bulk] == list(range(len(by_bulk)))
+
+
+def test_an_ended_lane_lets_nobody_wait(in_thread):
+    order = LaneOrder("x", 4, lambda message: None)
+    waits = in_thread(lambda: order.let_through(2, "it"))
+    order.end()
+    assert "is over before position 2" in str(waits.error())
+
+
+def test_an_offer_that_nobody_answers_is_given_up(in_thread):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        dialer = BulkDialer(Door("127.0.0.1:1", "node-1"))
+
+        def turn_away() -> None:
+            connection, _ = listener.accept()
+            connection.close()
+
+        answers = in_thread(turn_away)
+        assert dialer.connect(BulkOffer(port, bytes(TICKET_BYTES))) is None
+        answers.result()
