@@ -35,7 +35,11 @@ _WINDOW = 1.35  # width of those that are surveyed
 _LEAST_PRICE = 0.02  # over what a node would be worth if it could compute all the time
 _COUNTED = 0.3  # the same for nodes that count
 _NARROW = 1.1
-_TRIED = 12 * 10**6  # nodes, boundaries and suffixes of a length that are kept, multiplied
+_KEPT = 12 * 10**6  # nodes, boundaries and suffixes of a length that are kept, multiplied
+# Stages that are looked at, over suffixes that are kept. With so many nodes that this will not do,
+# more hardly ever does.
+_TRIED, _TRIED_OF_MANY = 16_000, 4_000
+_MANY = 60  # nodes
 _ANY_LENGTH = 10**9
 _MOST_NEEDED = 4  # stages
 _ROUNDS = 8
@@ -95,7 +99,8 @@ class PoolSearch:
         self._columns = Columns(pace, traits)
         self._rates: dict[tuple[int, ...], float] = {}  # as the bound sees them
         self._worth = traits.flops / max(float(pace.work[0, -1]), 1e-300)
-        self._kept = min(max(_TRIED // (len(traits) * loose.size), 1000), 8000)
+        self._tried = _TRIED if len(traits) <= _MANY else _TRIED_OF_MANY
+        self._kept = min(max(_KEPT // (len(traits) * loose.size), 1000), 8000)
 
     def run(self) -> Pool:
         """Looks for clusters and for prices."""
@@ -133,8 +138,9 @@ class PoolSearch:
         for _ in range(_ROUNDS):
             prices = duals(self._rates, _LEAST_PRICE * self._worth)
             counted = prices > _COUNTED * self._worth
-            how = step.enough, step.most_stages, step.most_kept, step.narrow
-            seen = worthy_clusters(self._ground, Wanted(prices, counted, *how))
+            limits = step.most_stages, step.most_kept, self._tried, step.narrow
+            wanted = Wanted(prices, counted, step.enough, *limits)
+            seen = worthy_clusters(self._ground, wanted)
             best = min(best, (float(prices.sum()) * seen.ratio, seen.is_complete))
             if not self._take(seen) or (is_last and not seen.is_complete):
                 break

@@ -30,7 +30,6 @@ _SLACK = 1.0 + 1e-9  # rounding of sums in another order proves nothing
 WIDEST = 2.0
 """Width of windows at first."""
 
-_TRIED = 16_000  # stages that are looked at in all windows, over suffixes that are kept
 _BEST = 300  # clusters of a length and a window that are told
 
 
@@ -61,6 +60,7 @@ class Wanted:
         enough: rate over price from which clusters are of interest.
         most_stages: clusters of more are not looked for.
         most_kept: suffixes of a length that are made longer.
+        most_tried: stages that are looked at in all windows, over `most_kept`.
         narrow: windows wider than this are halved when they have more.
     """
 
@@ -69,6 +69,7 @@ class Wanted:
     enough: float
     most_stages: int
     most_kept: int
+    most_tried: int
     narrow: float
 
 
@@ -113,6 +114,7 @@ class _WindowSearch:
         self._low_s, self._high_s = low_s, high_s * (1 + 1e-9)
         self._most = min(wanted.most_stages, self._costs.most_stages)
         self._most_kept = wanted.most_kept
+        self._most_tried = wanted.most_tried * wanted.most_kept
         self._limit = self._pace.frequency / wanted.enough
         self._given_up = np.inf  # the least product of those that were
         self._outlook = Outlook(ground, wanted.prices, low_s, high_s, self._most)
@@ -131,7 +133,7 @@ class _WindowSearch:
             left = self._promising(left)
             if left.nodes.shape[1] >= self._most or not len(left):
                 break
-            is_too_long = self.tried > _TRIED * self._most_kept
+            is_too_long = self.tried > self._most_tried
             if is_too_long or self._given_up * _HOPELESS < self._limit:
                 self._given_up = min(self._given_up, float(left.product.min()))
                 break
