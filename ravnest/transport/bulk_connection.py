@@ -1,4 +1,4 @@
-"""A plain connection beside gRPC's that carries the large messages of one lane."""
+"""A plain connection beside gRPC's that carries the messages of one lane."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from ravnest.transport.payload import flat_views
 TICKET_BYTES = 32
 ADMITTED = b"\1"
 
-# A smaller payload goes over gRPC.
-MIN_BULK_BYTES = 256 << 10
+# Joining takes less than another call.
+_MAX_JOINED_BYTES = 32 << 10
+
+# Not all of them everywhere. gRPC's pings say nothing of this connection: an address translation
+# forgets one that is idle, and what is sent then is lost without an answer.
+_WATCHED = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
 _HEAD = struct.Struct(">QIQ")
 # Not everywhere; it has the head of a message travel in one packet with what follows.
@@ -24,7 +28,7 @@ _MORE = getattr(socket, "MSG_MORE", 0)
 
 @dataclass(frozen=True, slots=True)
 class BulkOffer:
-    """Where a lane's large messages may be brought to.
+    """Where a lane's messages may be brought to.
 
     Attributes:
         port: of the host that the receiver is reached at.
@@ -60,6 +64,10 @@ class BulkConnection:
     def __init__(self, connected: socket.socket) -> None:
         connected.settimeout(None)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _WATCHED.items():
+            if (option := getattr(socket, name, None)) is not None:
+                connected.setsockopt(socket.IPPROTO_TCP, option, value)
         self._socket = connected
         # TLS comes in records; a plain socket can be told to return when all has come.
         is_plain = not isinstance(connected, ssl.SSLSocket)
@@ -69,6 +77,9 @@ class BulkConnection:
     def send(self, position: int, message: Message) -> None:
         """Sends a message; OSError when the connection breaks or is cut."""
         head = _HEAD.pack(position, len(message.header), message.num_bytes)
+        if message.num_bytes <= _MAX_JOINED_BYTES:  # one packet, or few
+            self._socket.sendall(b"".join((head, message.header, *flat_views(message.payload))))
+            return
         self._socket.sendall(head + message.header, self._more)
         for view in flat_views(message.payload):
             if view.nbytes:

@@ -42,7 +42,7 @@ class BulkDialer:
             except OSError as error:
                 self._is_hopeless = True
                 _log.info(
-                    "%s offers port %d for large messages, which cannot be reached (%s); they go "
+                    "%s offers port %d for messages, which cannot be reached (%s); they go "
                     "over gRPC, which takes more processor time",
                     self._door.name,
                     offer.port,

@@ -52,7 +52,7 @@ def welcome(lane: str, window: int, bulk: BulkOffer | None = None) -> bytes:
     """Tells the sender of an accepted lane how many messages it may have unconsumed.
 
     Args:
-        bulk: where it may bring large messages.
+        bulk: where it may bring messages.
     """
     body = link_pb2.Welcome(lane=lane, window=window)
     if bulk is not None:
@@ -77,13 +77,13 @@ def refusal(reason: str) -> bytes:
 
 
 def offer_of(body: link_pb2.Welcome) -> BulkOffer | None:
-    """Where large messages may be brought to; ProtocolError when it cannot be that."""
+    """Where messages may be brought to; ProtocolError when it cannot be that."""
     if not body.HasField("bulk"):
         return None
     port, ticket = body.bulk.port, body.bulk.ticket
     if not 0 < port < 1 << 16 or len(ticket) != TICKET_BYTES:
         raise ProtocolError(
-            f"port {port} is offered for large messages with a ticket of {len(ticket)} bytes; "
+            f"port {port} is offered for messages with a ticket of {len(ticket)} bytes; "
             f"expected 1 to 65535 and {TICKET_BYTES} bytes"
         )
     return BulkOffer(port, ticket)

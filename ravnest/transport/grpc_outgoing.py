@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ravnest.errors import ProtocolError
-from ravnest.transport.bulk_connection import MIN_BULK_BYTES, BulkConnection, BulkOffer
+from ravnest.transport.bulk_connection import BulkConnection, BulkOffer
 from ravnest.transport.bulk_dialer import BulkDialer
 from ravnest.transport.envelope import (
     farewell,
@@ -47,7 +47,7 @@ class OutgoingLane:
     Args:
         hello: first request of the stream.
         open_stream: opens it; called once, by `open`.
-        dialer: connects to where the peer takes large messages.
+        dialer: connects to where the peer takes messages.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class OutgoingLane:
 
     def _requests_of(self, message: Message) -> Iterator[bytes]:
         """A message's requests; none when it goes over the bulk connection, which it then has."""
-        bulk = self._bulk_connection() if message.num_bytes >= MIN_BULK_BYTES else None
+        bulk = self._bulk_connection()
         if bulk is None:
             yield from self._resume()
             yield from requests_of(message)

@@ -55,7 +55,7 @@ class TransportSettings:
         report_every_s: a longer wait is reported in the log this often.
         window: messages a sender may have unconsumed at the receiver, per lane.
         max_payload_bytes: a larger message from a peer is a protocol error.
-        bulk: offer a second port, a free one, where peers may bring large messages to without
+        bulk: offer a second port, a free one, where peers may bring messages to without
             gRPC's copies; those that cannot reach it send them over gRPC.
     """
 

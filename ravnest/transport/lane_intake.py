@@ -24,7 +24,7 @@ class LaneIntake:
     """Opens the lane in the inbox; `end` closes it.
 
     Attributes:
-        offer: where the sender may bring large messages, None when it may not.
+        offer: where the sender may bring messages, None when it may not.
         problem: why what came over the bulk connection was refused.
 
     Raises:

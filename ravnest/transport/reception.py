@@ -29,7 +29,7 @@ class Reception:
         reply: sends a request to a peer on the control lane to it.
         answered: told the Welcome or Credit that a peer gives to a lane of this node.
         formats: a peer that does not understand what it will be sent is refused.
-        bulk: where peers may bring large messages, None when they have to come over gRPC.
+        bulk: where peers may bring messages, None when they have to come over gRPC.
         is_secured: peers have to show a certificate for their id.
         hello_timeout_s: a stream that says nothing for so long is cut.
     """

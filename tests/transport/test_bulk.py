@@ -17,7 +17,6 @@ from transport_support import PLAN, QUICK, free_address
 from ravnest.errors import ProtocolError
 from ravnest.transport import bulk_listener
 from ravnest.transport.bulk_connection import (
-    MIN_BULK_BYTES,
     TICKET_BYTES,
     BulkConnection,
     BulkOffer,
@@ -34,7 +33,7 @@ from ravnest.transport.payload import BufferPool
 from ravnest.transport.peers import PeerState, PeerTable
 from ravnest.transport.reception import Reception
 
-LARGE = bytes(range(256)) * (MIN_BULK_BYTES // 256 + 1)
+LARGE = bytes(range(256)) * 1025
 
 
 @dataclass
@@ -93,7 +92,7 @@ def intake() -> Iterator[Intake]:
 
 def test_large_and_small_messages_of_a_lane_keep_their_order(nodes):
     a, b = nodes.start(0), nodes.start(1)
-    sizes = [1, 2, MIN_BULK_BYTES, MIN_BULK_BYTES + 1, 0, 1, 8 * MIN_BULK_BYTES, 3] * 4
+    sizes = [1, 2, len(LARGE), (32 << 10) + 1, 0, 1, 8 * len(LARGE), 3] * 4
 
     def send() -> None:
         for i, size in enumerate(sizes):

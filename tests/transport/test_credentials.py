@@ -12,7 +12,7 @@ import trustme
 from transport_support import PLAN, QUICK, free_address
 
 from ravnest.errors import ConfigError, ProtocolError
-from ravnest.transport.bulk_connection import MIN_BULK_BYTES, BulkConnection
+from ravnest.transport.bulk_connection import BulkConnection
 from ravnest.transport.credentials import Credentials, load_identity
 from ravnest.transport.grpc_transport import GrpcTransport
 from ravnest.transport.interface import Message, PeerAddress
@@ -68,7 +68,7 @@ def test_messages_of_any_size_arrive_over_tls(make, monkeypatch):
         BulkConnection, "send", lambda self, *args: (sent.append(args[0]), send(self, *args))
     )
     a, b = make(0), make(1)
-    sizes = [0, 1, 100, MIN_BULK_BYTES, 16 << 20, 5, (2 << 20) + 1]
+    sizes = [0, 1, 100, 256 << 10, 16 << 20, 5, (2 << 20) + 1]
     pattern = bytes(range(251))
     for i, size in enumerate(sizes):
         payload = (pattern * (size // 251 + 1))[:size]
