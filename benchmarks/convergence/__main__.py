@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.convergence.pace import NUM_MICROBATCHES, OTHER_NUMBERS, step_time_s
 from benchmarks.convergence.runs import OPTIMIZERS, Run
-from benchmarks.convergence.side_by_side import Losses
+from benchmarks.convergence.side_by_side import Losses, processes
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.report import Claim, finish, parse_arguments
 from ravnest.planning.inputs.settings import DEFAULT_SCHEDULE
@@ -100,7 +100,8 @@ def main() -> int:
     extent = QUICK if arguments.quick else FULL
     figures: dict[str, Any] = {}
     claims: list[Claim] = []
-    with Losses(extent.shortened) as losses:
+    with processes() as pool:
+        losses = Losses(pool, extent.shortened)
         cells = [Cell(t, o, row) for t in TASKS for o in extent.optimizers for row in ALL_ROWS]
         measured = measure(cells, extent, losses)
         for task in TASKS:

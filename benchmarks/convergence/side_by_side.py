@@ -8,25 +8,28 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from types import TracebackType
 
 import torch
 
 from benchmarks.convergence.runs import Run, final_loss
 
 
+def processes() -> ProcessPoolExecutor:
+    """One for each core."""
+    return ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"), _begin)
+
+
 class Losses:
-    """Final losses of runs, each computed once; used in a `with` statement.
+    """Final losses of runs, each computed once.
 
     Args:
+        pool: of `processes`.
         shortened: divides the number of steps.
     """
 
-    def __init__(self, shortened: int) -> None:
+    def __init__(self, pool: ProcessPoolExecutor, shortened: int) -> None:
         self._final_loss = partial(final_loss, shortened=shortened)
-        self._pool = ProcessPoolExecutor(
-            os.cpu_count(), multiprocessing.get_context("spawn"), _begin
-        )
+        self._pool = pool
         self._known: dict[Run, float] = {}
 
     def compute(self, runs: Iterable[Run]) -> None:
@@ -38,17 +41,6 @@ class Losses:
     def of(self, run: Run) -> float:
         """Of a run that was computed."""
         return self._known[run]
-
-    def __enter__(self) -> Losses:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._pool.shutdown(cancel_futures=True)
 
 
 def _begin() -> None:
