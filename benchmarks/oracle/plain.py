@@ -24,12 +24,20 @@ from benchmarks.oracle.outcome import Outcome, WithoutDropout
 from benchmarks.zoo.entry import Call, Entry
 
 
-def train_plainly(entry: Entry, case: Case, epochs: Epochs, uses: Uses | None = None) -> Outcome:
+def train_plainly(
+    entry: Entry,
+    case: Case,
+    epochs: Epochs,
+    uses: Uses | None = None,
+    max_norm: float | None = None,
+) -> Outcome:
     """20 optimizer steps on the original model.
 
     Args:
         uses: of shared parameters, whose gradients are then summed apart and added before the
             step; see `apart`.
+        max_norm: what gradients are clipped to where the case clips; None for half the norm of the
+            first step's.
     """
     model = model_of(entry, case)
     named = dict(model.named_parameters())
@@ -37,7 +45,7 @@ def train_plainly(entry: Entry, case: Case, epochs: Epochs, uses: Uses | None = 
     summed_apart = UsesApart(model, uses or {})
     optimizer = torch.optim.SGD(trained, lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, DECAY if case.decays else 1.0)
-    outcome = Outcome()
+    outcome = Outcome(max_norm=max_norm)
     for batches in epochs:
         for microbatches in steps_of(batches, case):
             # A script's own derivatives draw masks in their own way, once it is optimized.

@@ -115,7 +115,9 @@ class References:
     def _trained(self, uses: Uses) -> Outcome:
         key = repr(uses)
         if key not in self._apart:
-            self._apart[key] = train_plainly(self._entry, self._case, self._epochs, uses)
+            self._apart[key] = train_plainly(
+                self._entry, self._case, self._epochs, uses, self.plain.max_norm
+            )
         return self._apart[key]
 
 

@@ -71,9 +71,13 @@ def tokens(batch: int, length: int) -> torch.Tensor:
 
 
 def kept(batch: int, length: int) -> torch.Tensor:
-    """A mask of the tokens that are no padding, (batch, length) int64; the last row is padded."""
+    """A mask of the tokens that are no padding, (batch, length) int64.
+
+    Every second row and the last is padded, so that each microbatch has a row that is: a library
+    may look whether there is any padding, and compute by another way where there is none.
+    """
     mask = torch.ones(batch, length, dtype=torch.long)
-    mask[-1, length - 2 :] = 0
+    mask[(batch - 1) % 2 :: 2, length - 2 :] = 0
     return mask
 
 
