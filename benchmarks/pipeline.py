@@ -91,9 +91,10 @@ def compare_waits(name: str, number: int, repeats: int, *, steps: int) -> dict[s
         (LinkTime(0.0, 0.0, 0.0),) * (NUM_STAGES - 1),
     )
     theory_s, slowest_s = steady_state(theory).step_time_s, number * max(STAGE_S)
-    flushed, endless = [], []
+    flushed, endless, alone = [], [], []
     for _ in range(repeats):
         options = {"rounds": 2, "steps": steps}
+        alone.append(run_kind("slowest stage", name, options)["step_s"])
         flushed.append(run_kind("ravnest 1f1b", name, options)["step_s"])
         # An epoch fills and empties the pipeline once, however many steps it has.
         fill_s = sum(STAGE_S) - max(STAGE_S)
@@ -104,6 +105,8 @@ def compare_waits(name: str, number: int, repeats: int, *, steps: int) -> dict[s
         "async_s": statistics.median(endless),
         "1f1b / theory": statistics.median(flushed) / theory_s,
         "async rate / slowest stage's": slowest_s / statistics.median(endless),
+        "plain PyTorch's rate of that stage alone / slowest stage's": slowest_s
+        / statistics.median(alone),
     }
 
 
@@ -136,6 +139,8 @@ def run_kind(kind: str, name: str, options: dict[str, Any]) -> dict[str, float]:
         work = Path(folder)
         if kind == "one process":
             workers = [("single", options)]
+        elif kind == "slowest stage":
+            workers = [("stage", options)]
         elif kind == "torch 1f1b":
             port = free_ports(1)[0]
             workers = [("torch", {**options, "rank": r, "port": port}) for r in range(NUM_STAGES)]
@@ -195,11 +200,17 @@ def digits_epoch() -> dict[str, float]:
         run_processes([["benchmarks.digits_epoch", "plan"]], work, TIMEOUT_S)
         run_processes([["benchmarks.torch_peak", "torch_peak.json"]], work, TIMEOUT_S)
         names = [f"node_{node}" for node in range(NUM_STAGES)]
+        run_processes([["benchmarks.digits_epoch", "one process"]], work, TIMEOUT_S)
+        alone = json.loads((work / "epochs.json").read_text())
         run_processes([["benchmarks.digits_epoch", name] for name in names], work, TIMEOUT_S)
         durations = json.loads((work / "epochs.json").read_text())
         peaks = {n: json.loads((work / f"{n}_peak.json").read_text()) for n in ("torch", *names)}
     above = max(peaks[name] for name in names) - peaks["torch"]
-    return {"epoch_s": statistics.median(durations[1:]), "above_torch_bytes": float(above)}
+    return {
+        "epoch_s": statistics.median(durations[1:]),
+        "one process epoch_s": statistics.median(alone[1:]),
+        "above_torch_bytes": float(above),
+    }
 
 
 def show(name: str, result: dict[str, Any]) -> None:

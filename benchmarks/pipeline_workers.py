@@ -49,6 +49,23 @@ def single(workload: Workload, options: dict[str, Any]) -> dict[str, Any]:
     return {"step_s": durations[1:], "cpu_s": cpu_s, "loss": loss}
 
 
+def slowest_stage(workload: Workload, options: dict[str, Any]) -> dict[str, Any]:
+    """The stage that takes longest, alone in plain PyTorch: what no pipeline can undercut."""
+    model = workload.build()[1:2]
+    optimizer = workload.optimizer(model)
+    durations = []
+    for _ in range(options["rounds"]):
+        started, cpu = time.perf_counter(), time.process_time()
+        for _ in range(options["steps"]):
+            for x in workload.inputs.chunk(workload.num_microbatches):
+                model(x.requires_grad_()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        durations.append((time.perf_counter() - started) / options["steps"])
+        cpu_s = (time.process_time() - cpu) / options["steps"]
+    return {"step_s": durations[1:], "cpu_s": cpu_s, "loss": 0.0}
+
+
 def torch_pipelining(workload: Workload, options: dict[str, Any]) -> dict[str, Any]:
     """One stage under torch.distributed.pipelining, 1F1B over gloo; on loopback unless told."""
     import torch.distributed as dist
@@ -143,7 +160,12 @@ def provider(workload: Workload, options: dict[str, Any]) -> dict[str, Any]:
     return {"step_s": durations[1:], "cpu_s": cpu_s, "loss": loss}
 
 
-WORKERS = {"single": single, "torch": torch_pipelining, "provider": provider}
+WORKERS = {
+    "single": single,
+    "stage": slowest_stage,
+    "torch": torch_pipelining,
+    "provider": provider,
+}
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])
