@@ -15,7 +15,7 @@ from ravnest.wire.pb import frame_pb2
 from ravnest.wire.plain import pack_details, pack_scalars, unpack_details, unpack_scalars
 from ravnest.wire.tensors import pack, unpack
 
-_KINDS = tuple(int(kind) for kind in FrameKind)
+_KINDS = {int(kind): kind for kind in FrameKind}
 
 
 def encode(frame: Frame, codec: Codec = Codec.RAW) -> tuple[bytes, list[memoryview]]:
@@ -69,15 +69,15 @@ def decode(header: bytes, payload: bytearray | memoryview) -> Frame:
         parsed = frame_pb2.FrameHeader.FromString(header)
     except DecodeError as error:
         raise ProtocolError(f"{len(header)} bytes are no frame header: {error}") from error
-    if parsed.kind not in _KINDS:
-        raise ProtocolError(f"frame kind {parsed.kind} is unknown, expected one of {_KINDS}")
+    if (kind := _KINDS.get(parsed.kind)) is None:
+        raise ProtocolError(f"frame kind {parsed.kind} is unknown, expected one of {tuple(_KINDS)}")
     view = _writable_bytes(payload)
     if parsed.payload_bytes != view.nbytes:
         raise ProtocolError(
             f"the payload has {view.nbytes} bytes, its header says {parsed.payload_bytes}"
         )
     frame = Frame(
-        kind=FrameKind(parsed.kind),
+        kind=kind,
         microbatch=_microbatch_of(parsed),
         attempt=parsed.attempt,
         weight_version=parsed.weight_version,

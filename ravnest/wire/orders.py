@@ -18,6 +18,9 @@ Order = tuple[int, ...]
 
 def order_of(values: torch.Tensor) -> Order:
     """How the tensor lies, if it fills its memory without gaps; else empty."""
+    # Of a dimension with one entry, kernels may read the stride nevertheless.
+    if values.is_contiguous() and 1 not in values.shape:
+        return ()
     strides = values.stride()
     if all(before >= after for before, after in itertools.pairwise(strides)):
         return ()
@@ -29,7 +32,9 @@ def order_of(values: torch.Tensor) -> Order:
 
 def checked_order(order: Sequence[int], rank: int, name: str) -> Order:
     """What a peer says of a tensor's order; ProtocolError when it is none."""
-    if order and sorted(order) != list(range(rank)):
+    if not order:
+        return ()
+    if sorted(order) != list(range(rank)):
         raise ProtocolError(
             f"tensor {name!r} has its dimensions in order {list(order)[:16]}, expected each of "
             f"{rank} once"
@@ -40,6 +45,6 @@ def checked_order(order: Sequence[int], rank: int, name: str) -> Order:
 def laid_out(flat: torch.Tensor, shape: Sequence[int], order: Order) -> torch.Tensor:
     """A view with that shape of values that lie in that order."""
     if not order:
-        return flat.view(tuple(shape))
+        return flat if len(shape) == 1 else flat.view(tuple(shape))
     places = sorted(range(len(order)), key=order.__getitem__)
     return flat.view([shape[each] for each in order]).permute(places)
