@@ -32,6 +32,7 @@ class PeerState(StrEnum):
 
     ABSENT = "absent"
     CONNECTED = "connected"
+    RECONNECTING = "reconnecting"
     LEFT = "left"
     FAILED = "failed"
     LOST = "lost"
@@ -43,8 +44,9 @@ class PeerState(StrEnum):
 
 
 _NEXT: dict[PeerState, frozenset[PeerState]] = {
-    PeerState.ABSENT: frozenset(PeerState) - {PeerState.ABSENT},
-    PeerState.CONNECTED: frozenset({PeerState.LEFT, PeerState.FAILED, PeerState.LOST}),
+    PeerState.ABSENT: frozenset(PeerState) - {PeerState.ABSENT, PeerState.RECONNECTING},
+    PeerState.CONNECTED: frozenset(PeerState) - {PeerState.ABSENT, PeerState.CONNECTED},
+    PeerState.RECONNECTING: frozenset(PeerState) - {PeerState.ABSENT, PeerState.RECONNECTING},
     PeerState.LEFT: frozenset(),
     PeerState.FAILED: frozenset(),
     PeerState.LOST: frozenset(),
@@ -146,8 +148,12 @@ class PeerTable:
             return self._states.get(peer, PeerState.ABSENT)
 
     def connected(self, peer: int) -> None:
-        """The peer has come."""
+        """The peer has come, or is back."""
         self._move(peer, PeerState.CONNECTED, None)
+
+    def broke(self, peer: int) -> None:
+        """The link to the peer broke; it is to be made again."""
+        self._move(peer, PeerState.RECONNECTING, None)
 
     def left(self, peer: int) -> None:
         """The peer said goodbye."""
@@ -232,10 +238,12 @@ class PeerTable:
             )
 
     def _report(self, waiting: Waiting, waited_s: float) -> None:
-        absent = self.state(waiting.peer) is PeerState.ABSENT
-        standing = f"never seen; last error: {self._probe(waiting.peer)}" if absent else "connected"
+        state = self.state(waiting.peer)
+        standing: str = state
+        if state is PeerState.ABSENT:
+            standing = f"never seen; last error: {self._probe(waiting.peer)}"
         _log.log(
-            logging.WARNING if absent else logging.INFO,
+            logging.INFO if state is PeerState.CONNECTED else logging.WARNING,
             "node %d is waiting for node %d at %s to %s %s, %.0f s of %g s; %s",
             self._node_id,
             waiting.peer,
@@ -249,14 +257,15 @@ class PeerTable:
 
     def _too_late(self, waiting: Waiting) -> TransportError:
         peer, place, timeout_s = waiting.peer, self._locate(waiting.peer), self._deadline_s(waiting)
-        if self.state(peer) is PeerState.ABSENT:
+        state = self.state(peer)
+        if state is PeerState.ABSENT:
             return PeerUnreachableError(
                 f"node {peer} at {place} did not come within {timeout_s:g} s; "
                 f"last error: {self._probe(peer)}; it was to {waiting.action} {waiting.purpose}",
                 hint=f"start node_{peer}, and see that {place} is its address and is not blocked",
             )
         return PeerLostError(
-            f"node {peer} at {place} is connected but did not {waiting.action} {waiting.purpose} "
+            f"node {peer} at {place} is {state} but did not {waiting.action} {waiting.purpose} "
             f"on lane {waiting.lane!r} within {timeout_s:g} s",
             hint=f"see the log of node_{peer}; raise timeout_s when a step may take that long",
         )

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transport_support import PLAN, QUICK
+from transport_support import PLAN, QUICK, hello
 
 from ravnest.errors import ProtocolError
 from ravnest.transport.envelope import (
@@ -19,7 +19,6 @@ from ravnest.transport.envelope import (
     MAX_WHOLE_BYTES,
     credit,
     farewell,
-    hello,
     parse_response,
     welcome,
 )
@@ -110,7 +109,7 @@ def test_malformed_requests_are_refused_and_counted(grpc_nodes, talk):
         ),
         (
             link_pb2.ToReceiver(hello=link_pb2.Hello(version=99, lane="x")).SerializeToString(),
-            "version 99 came, 3 is expected",
+            "version 99 came, 4 is expected",
         ),
     ],
 )

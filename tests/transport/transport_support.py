@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from ravnest.transport.interface import TransportSettings
+from ravnest.transport import envelope
+from ravnest.transport.envelope import Caller
+from ravnest.transport.interface import Formats, TransportSettings
 
 PLAN = "0" * 64
 QUICK = TransportSettings(timeout_s=10.0, report_every_s=1.0, window=4)
@@ -14,3 +16,11 @@ def free_address() -> str:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def hello(
+    plan_sha256: str, sender: int, receiver: int, lane: str, formats: Formats | None = None
+) -> bytes:
+    """The first request of a stream on the first connection of some process."""
+    caller = Caller(incarnation=bytes(16), expected=b"", connection=1)
+    return envelope.hello(plan_sha256, sender, receiver, lane, formats, caller)
