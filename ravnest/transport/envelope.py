@@ -133,6 +133,13 @@ def refusal(reason: str, *, is_another: bool = False) -> bytes:
     return link_pb2.ToSender(refusal=body).SerializeToString()
 
 
+def refusal_of(lane: str, reason: str) -> bytes:
+    """Tells the sender of a lane that what came on its bulk connection is not accepted."""
+    return link_pb2.ToReceiver(
+        refusal=link_pb2.Refusal(lane=lane, reason=reason)
+    ).SerializeToString()
+
+
 def offer_of(body: link_pb2.Welcome) -> BulkOffer | None:
     """Where messages may be brought to; ProtocolError when it cannot be that."""
     if not body.HasField("bulk"):

@@ -16,6 +16,9 @@ from ravnest.transport.outgoing_lane import OutgoingLane
 FIRST_KNOCK_S = 0.1
 KNOCK_GROWTH = 1.6
 LAST_KNOCK_S = 4.0
+# At a peer that was there, which is for `reconnect_s` only.
+FIRST_AGAIN_S = 0.02
+LAST_AGAIN_S = 1.0
 # Answers of a host in a row whose process says nothing: it is frozen.
 MAX_SILENT = 3
 
@@ -132,7 +135,8 @@ class PeerChannel:
             return
         self._wake.wait(self._pause_s if left_s is None else min(self._pause_s, left_s))
         self._wake.clear()
-        self._pause_s = min(LAST_KNOCK_S, self._pause_s * KNOCK_GROWTH)
+        longest_s = LAST_KNOCK_S if left_s is None else LAST_AGAIN_S
+        self._pause_s = min(longest_s, self._pause_s * KNOCK_GROWTH)
 
     def _was_useless(self) -> bool:
         """Whether the last connection broke at once and brought nothing: no haste then."""
@@ -145,8 +149,8 @@ class PeerChannel:
             and self._num_delivered == before
             and time.monotonic() - self._connected_at_s < LAST_KNOCK_S
         )
-        if not is_useless:
-            self._pause_s = FIRST_KNOCK_S
+        if self._connection > 0 and not is_useless:
+            self._pause_s = FIRST_AGAIN_S
         return is_useless
 
     def _connect(self) -> None:

@@ -71,6 +71,11 @@ class IncomingStream:
                 self._intake.end()
         return received()
 
+    def terminated(self) -> None:
+        """The stream is over, for whatever reason; what waits for more is to end."""
+        if self._intake is not None:
+            self._intake.leave()
+
     def _await_hello(self) -> None:
         try:
             self._first.put(next(self._requests))
@@ -102,7 +107,7 @@ class IncomingStream:
         match request.WhichOneof("body"):
             case "announcement" if not intake.is_control:
                 intake.take_announced(request.announcement, self._requests.__next__)
-            case "welcome" | "credit" if intake.is_control:
+            case "welcome" | "credit" | "refusal" if intake.is_control:
                 self._reception.answered(intake.sender, request)
             case "farewell":
                 if intake.is_control:

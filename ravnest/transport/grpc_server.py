@@ -133,6 +133,7 @@ class LinkServer:
         )
         with self._lock:
             self._streams.add(stream)
+        context.add_callback(stream.terminated)
         try:
             return stream.serve()
         finally:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ravnest.errors import ProtocolError
 from ravnest.transport.backlog import Progress
 from ravnest.transport.bulk_connection import BulkOffer
-from ravnest.transport.envelope import credit, welcome
+from ravnest.transport.envelope import credit, refusal_of, welcome
 from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message, TransportSettings
 from ravnest.transport.window import ReceiveWindow
@@ -78,6 +78,10 @@ class LaneIntake:
             if connection == self._connection:
                 self._offer = offer
                 self._tell(self._welcome())
+
+    def refuse(self, reason: str) -> None:
+        """Tells the sender that what it sent is not accepted."""
+        self._tell(refusal_of(self.lane, reason))
 
     def standing(self) -> bytes | None:
         """What a sender has to know that may have missed everything; None: nothing."""

@@ -90,21 +90,28 @@ class Outbound:
             return list(self._lanes.values())
 
     def answered(self, request: link_pb2.ToReceiver) -> None:
-        """The peer welcomes or credits a lane; ProtocolError when it cannot."""
-        is_welcome = request.WhichOneof("body") == "welcome"
-        name = request.welcome.lane if is_welcome else request.credit.lane
+        """The peer welcomes, credits or refuses a lane; ProtocolError when it cannot."""
+        match request.WhichOneof("body"):
+            case "welcome":
+                welcome = request.welcome
+                if (again := self._opened(welcome.lane).welcomed(welcome)) is not None:
+                    self.link.welcomed(welcome.connection, welcome.lane, *again)
+            case "credit":
+                self._opened(request.credit.lane).credited(request.credit)
+            case _:
+                lane = self._opened(request.refusal.lane)
+                self._refused(lane, f"it refuses lane {lane.lane!r}: {request.refusal.reason}")
+
+    def _opened(self, name: str) -> OutgoingLane:
+        if name == CONTROL_LANE:
+            return self.control
         with self._lock:
             lane = self._lanes.get(name)
-        if is_welcome and name == CONTROL_LANE:
-            lane = self.control
         if lane is None:
             raise ProtocolError(
                 f"node {self.peer} answers lane {name!r}, which this node has not opened"
             )
-        if not is_welcome:
-            lane.credited(request.credit)
-        elif (again := lane.welcomed(request.welcome)) is not None:
-            self.link.welcomed(request.welcome.connection, name, *again)
+        return lane
 
     def stop_opening(self) -> None:
         """From now on nothing is opened, and a break is no news."""

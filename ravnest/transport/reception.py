@@ -34,7 +34,7 @@ class Reception:
         intakes: the lanes that peers send.
         refused: told where every refused stream came from, and the reason.
         arrived: told which peer has opened a stream, or has parted.
-        answered: told the Welcome or Credit that a peer gives to a lane of this node.
+        answered: told the Welcome, Credit or Refusal that a peer gives to a lane of this node.
         formats: a peer that does not understand what it will be sent is refused.
         bulk: where peers may bring messages, None when they have to come over gRPC.
         is_secured: peers have to show a certificate for their id.

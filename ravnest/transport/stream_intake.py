@@ -74,10 +74,14 @@ class StreamIntake:
         """The sender has said all of the lane; raises as `LaneIntake.finish`."""
         self._intake.finish(self._connection, num_messages)
 
+    def leave(self) -> None:
+        """Nothing more comes: ends what waits for it."""
+        self._intake.leave(self._connection)
+
     def end(self) -> None:
         """The stream is over; what it delivered stays."""
         self._is_over = True
-        self._intake.leave(self._connection)
+        self.leave()
         if self.offer is not None and self._reception.bulk is not None:
             self._reception.bulk.withdraw(self.offer)
 
@@ -87,9 +91,11 @@ class StreamIntake:
             while (head := connection.receive_head()) is not None:
                 self._take_bulk(connection, head)
         except ProtocolError as error:
-            # The sender finds its connection cut and ends the stream, whose response says why.
+            # The sender may find its connection cut and end the stream: its response says why, too.
             self.problem = error.message
+            self._intake.refuse(error.message)
             self._reception.peers.broke_protocol(self.sender, error.message)
+            self.leave()
             connection.cut()
             return
         except OSError as error:
@@ -99,6 +105,7 @@ class StreamIntake:
             self._reception.links[self.sender].incoming_broke(
                 self._connection, f"the bulk connection of its lane {self.lane!r} broke ({cause})"
             )
+            self.leave()
             self._cancel()
 
     def _take_bulk(self, connection: BulkConnection, head: BulkHead) -> None:

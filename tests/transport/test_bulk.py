@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ravnest.transport.lane_order import LaneOrder
 from transport_support import PLAN, QUICK, free_address
 
 from ravnest.errors import ProtocolError
@@ -27,7 +28,6 @@ from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message
 from ravnest.transport.knocking import Door
 from ravnest.transport.lane_intake import LaneIntake
-from ravnest.transport.lane_order import LaneOrder
 from ravnest.transport.limits import MAX_HEADER_BYTES
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.peers import PeerState, PeerTable

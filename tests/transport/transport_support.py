@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
+
+import trustme
 
 from ravnest.transport import envelope
+from ravnest.transport.credentials import Credentials
 from ravnest.transport.envelope import Caller
 from ravnest.transport.interface import Formats, TransportSettings
 
@@ -24,3 +28,16 @@ def hello(
     """The first request of a stream on the first connection of some process."""
     caller = Caller(incarnation=bytes(16), expected=b"", connection=1)
     return envelope.hello(plan_sha256, sender, receiver, lane, formats, caller)
+
+
+def issue(
+    folder: Path, authority: trustme.CA, name: str, trusted: trustme.CA | None = None
+) -> Credentials:
+    """Files of a node; what it trusts may be another authority than its own."""
+    folder.mkdir(exist_ok=True)
+    issued = authority.issue_cert(name)
+    files = Credentials(folder / "certificate.pem", folder / "key.pem", folder / "authority.pem")
+    issued.cert_chain_pems[0].write_to_path(files.certificate)
+    issued.private_key_pem.write_to_path(files.key)
+    (trusted or authority).cert_pem.write_to_path(files.authority)
+    return files
