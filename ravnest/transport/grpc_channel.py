@@ -20,7 +20,7 @@ LAST_KNOCK_S = 4.0
 FIRST_AGAIN_S = 0.02
 LAST_AGAIN_S = 1.0
 # Answers of a host in a row whose process says nothing: it is frozen.
-MAX_SILENT = 3
+MAX_SILENT = 2
 
 
 class PeerChannel:

@@ -90,6 +90,8 @@ class Reception:
             raise ProtocolError(
                 f"a lane's name has {len(hello.lane)} characters, at most {MAX_LANE_CHARS} may be"
             )
+        if not hello.connection:
+            raise ProtocolError("connection 0 came, expected 1 or more")
         self._check_formats(hello)
         if (state := self.peers.state(hello.sender)).is_final:
             raise ProtocolError(f"node {hello.sender} {_PAST[state]} before; it cannot come again")

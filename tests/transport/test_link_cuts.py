@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -136,6 +137,6 @@ def test_cuts_anywhere_change_nothing(pair, way, tmp_path: Path):
     else:
         each.start(replace(PATIENT, bulk=way == "bulk"))
     exchange(each.made, SIZES * (1 + NUM_BROKEN // 20))
-    assert each.proxy.num_cut >= NUM_BROKEN // 2
+    assert each.proxy.num_cut >= NUM_BROKEN // 5
     for transport in each.made:
         transport.close()

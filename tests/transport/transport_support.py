@@ -23,10 +23,18 @@ def free_address() -> str:
 
 
 def hello(
-    plan_sha256: str, sender: int, receiver: int, lane: str, formats: Formats | None = None
+    plan_sha256: str,
+    sender: int,
+    receiver: int,
+    lane: str,
+    formats: Formats | None = None,
+    *,
+    incarnation: bytes = bytes(16),
+    expected: bytes = b"",
+    connection: int = 1,
 ) -> bytes:
-    """The first request of a stream on the first connection of some process."""
-    caller = Caller(incarnation=bytes(16), expected=b"", connection=1)
+    """The first request of a stream, as a rule on the first connection of some process."""
+    caller = Caller(incarnation, expected, connection)
     return envelope.hello(plan_sha256, sender, receiver, lane, formats, caller)
 
 
