@@ -132,7 +132,8 @@ class Transport(abc.ABC):
 
         Args:
             purpose: what is awaited, in words, for the log and for errors.
-            within_s: an earlier deadline than `timeout_s`, for this message alone.
+            within_s: an earlier deadline than `timeout_s`, for this message alone; it does not
+                count once the link to the peer breaks meanwhile.
 
         Raises:
             PeerUnreachableError: the peer did not come within `timeout_s`.

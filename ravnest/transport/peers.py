@@ -70,7 +70,7 @@ class Waiting:
         action: what it has to do: "send", or "take in" when a window is exhausted.
         lane: the lane it concerns.
         purpose: the caller's words, such as "gradient of microbatch 0.17".
-        within_s: an earlier deadline than that of the transport.
+        within_s: an earlier deadline than that of the transport, for a peer whose link holds.
     """
 
     peer: int
@@ -207,7 +207,7 @@ class PeerTable:
             TransportError: this transport was closed meanwhile.
         """
         started = time.monotonic()
-        deadline = started + self._deadline_s(waiting)
+        limit_s = self._limit_s(waiting)
         report_at = started + self._settings.report_every_s
         while True:
             with self.condition:
@@ -215,17 +215,20 @@ class PeerTable:
                     if (value := attempt()) is not None:
                         return value
                     self._raise_if_hopeless(waiting)
-                    now = time.monotonic()
+                    if self.state(waiting.peer) is PeerState.RECONNECTING:
+                        # An earlier deadline is for peers that could answer.
+                        limit_s = self._settings.timeout_s
+                    now, deadline = time.monotonic(), started + limit_s
                     if now >= min(report_at, deadline):
                         break
                     self.condition.wait(min(report_at, deadline) - now)
             # Outside the lock: to find out why a peer is away takes a while.
             if now >= deadline:
-                raise self._too_late(waiting)
-            self._report(waiting, now - started)
+                raise self._too_late(waiting, limit_s)
+            self._report(waiting, now - started, limit_s)
             report_at = now + self._settings.report_every_s
 
-    def _deadline_s(self, waiting: Waiting) -> float:
+    def _limit_s(self, waiting: Waiting) -> float:
         longest = self._settings.timeout_s
         return longest if waiting.within_s is None else min(waiting.within_s, longest)
 
@@ -237,7 +240,7 @@ class PeerTable:
                 f"to {waiting.action} {waiting.purpose})"
             )
 
-    def _report(self, waiting: Waiting, waited_s: float) -> None:
+    def _report(self, waiting: Waiting, waited_s: float, limit_s: float) -> None:
         state = self.state(waiting.peer)
         standing: str = state
         if state is PeerState.ABSENT:
@@ -251,21 +254,21 @@ class PeerTable:
             waiting.action,
             waiting.purpose,
             waited_s,
-            self._deadline_s(waiting),
+            limit_s,
             standing,
         )
 
-    def _too_late(self, waiting: Waiting) -> TransportError:
-        peer, place, timeout_s = waiting.peer, self._locate(waiting.peer), self._deadline_s(waiting)
+    def _too_late(self, waiting: Waiting, limit_s: float) -> TransportError:
+        peer, place = waiting.peer, self._locate(waiting.peer)
         state = self.state(peer)
         if state is PeerState.ABSENT:
             return PeerUnreachableError(
-                f"node {peer} at {place} did not come within {timeout_s:g} s; "
+                f"node {peer} at {place} did not come within {limit_s:g} s; "
                 f"last error: {self._probe(peer)}; it was to {waiting.action} {waiting.purpose}",
                 hint=f"start node_{peer}, and see that {place} is its address and is not blocked",
             )
         return PeerLostError(
             f"node {peer} at {place} is {state} but did not {waiting.action} {waiting.purpose} "
-            f"on lane {waiting.lane!r} within {timeout_s:g} s",
+            f"on lane {waiting.lane!r} within {limit_s:g} s",
             hint=f"see the log of node_{peer}; raise timeout_s when a step may take that long",
         )

@@ -51,7 +51,7 @@ class CuttingProxy:
 
     def __init__(self, budgets: Iterable[int | None] = ()) -> None:
         self.num_cut = 0
-        self.num_connections = 0
+        self.budget_of_all: int | None = None  # of new connections, without one of their own
         self._budgets = iter(budgets)
         self._lock = threading.Lock()
         self._ports: dict[int, int] = {}
@@ -84,14 +84,20 @@ class CuttingProxy:
             for pair in self._pairs:
                 pair.is_stalled.set()
 
-    def close(self) -> None:
+    def refuse(self) -> None:
+        """From now on nobody listens."""
         with self._lock:
-            self._is_closed = True
-            listeners, pairs = self._listeners, list(self._pairs)
+            listeners = self._listeners
         for listener in listeners:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
+
+    def close(self) -> None:
+        self.refuse()
+        with self._lock:
+            self._is_closed = True
+            pairs = list(self._pairs)
         for pair in pairs:
             pair.cut(reset=True)
         for thread in self._threads:
@@ -117,8 +123,7 @@ class CuttingProxy:
             for each in (near, far):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
-                self.num_connections += 1
-                budget = next(self._budgets, None)
+                budget = next(self._budgets, self.budget_of_all)
                 pair = _Pair(near, far, None if budget is None else abs(budget))
                 reset = budget is None or budget >= 0
                 self._pairs.add(pair)

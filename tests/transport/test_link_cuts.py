@@ -6,89 +6,48 @@ import itertools
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trustme
-from cutting_proxy import CuttingProxy
-from transport_support import PLAN, free_address, issue
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from proxied_pair import PATIENT
+from transport_support import issue
 
-from ravnest.transport import bulk_listener
-from ravnest.transport.bulk_listener import BulkListener
 from ravnest.transport.grpc_transport import GrpcTransport
-from ravnest.transport.interface import Message, PeerAddress, TransportSettings
-
-PATIENT = TransportSettings(timeout_s=60.0, report_every_s=5.0, window=4, reconnect_s=30.0)
-
-
-class Pair:
-    """Two nodes that reach each other through a proxy alone."""
-
-    def __init__(self, proxy: CuttingProxy) -> None:
-        self.proxy = proxy
-        self.addresses = [free_address(), free_address()]
-        self.made: list[GrpcTransport] = []
-
-    def start(
-        self, settings: TransportSettings = PATIENT, **options: object
-    ) -> list[GrpcTransport]:
-        for node in range(2):
-            self.start_one(node, settings, **options)
-        return self.made
-
-    def start_one(
-        self, node: int, settings: TransportSettings = PATIENT, **options: object
-    ) -> GrpcTransport:
-        port = self.proxy.port_for(int(self.addresses[1 - node].rpartition(":")[2]))
-        peer = PeerAddress(1 - node, f"127.0.0.1:{port}")
-        made = GrpcTransport(node, self.addresses[node], [peer], PLAN, settings, **options)
-        self.made.append(made)
-        made.start()
-        return made
-
-
-@pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
-    pairs: list[Pair] = []
-    offer = BulkListener.offer
-
-    def through(self: BulkListener, serve: bulk_listener.Serve) -> object:
-        made = offer(self, serve)
-        return replace(made, port=pairs[-1].proxy.port_for(made.port))
-
-    monkeypatch.setattr(BulkListener, "offer", through)
-
-    def make(budgets: Iterable[int | None] = ()) -> Pair:
-        pairs.append(Pair(CuttingProxy(budgets)))
-        return pairs[-1]
-
-    yield make
-    for each in pairs:
-        for transport in each.made:
-            transport.abort("the test is over")
-        each.proxy.close()
+from ravnest.transport.interface import Message
 
 
 def content(seed: int, number: int, num_bytes: int) -> bytes:
     return random.Random(f"{seed}-{number}").randbytes(min(num_bytes, 997)) * (num_bytes // 997 + 1)
 
 
-def exchange(nodes: list[GrpcTransport], sizes: list[int], lanes: int = 2) -> None:
-    """Every node sends on every lane, and checks each message that comes."""
+def in_background(call: Callable[[], None]) -> Callable[[], BaseException | None]:
+    """Starts a call; what is returned waits for its end and gives the error there was."""
     errors: list[BaseException] = []
 
-    def guarded(call: Callable[[], None]) -> threading.Thread:
-        def run() -> None:
-            try:
-                call()
-            except BaseException as error:
-                errors.append(error)
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        return thread
+    def ending() -> BaseException | None:
+        thread.join(60.0)
+        assert not thread.is_alive()
+        return errors[0] if errors else None
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return ending
+
+
+def exchange(nodes: list[GrpcTransport], sizes: list[int], lanes: int = 2) -> None:
+    """Every node sends on every lane, and checks each message that comes."""
 
     def send(node: int, lane: str) -> None:
         for number, size in enumerate(sizes):
@@ -104,14 +63,11 @@ def exchange(nodes: list[GrpcTransport], sizes: list[int], lanes: int = 2) -> No
             assert message.header == f"{lane} {number}".encode()
             assert bytes(message.payload[0]) == content(1 - node, number, size)[:size]
 
-    threads = [
-        guarded(lambda call=call, node=node, lane=f"lane-{lane}": call(node, lane))
+    endings = [
+        in_background(partial(call, node, f"lane-{lane}"))
         for call, node, lane in itertools.product((send, receive), range(2), range(lanes))
     ]
-    for thread in threads:
-        thread.join(60.0)
-    assert not any(thread.is_alive() for thread in threads)
-    assert errors == []
+    assert [ending() for ending in endings] == [None] * len(endings)
 
 
 # Connections that are cut per run.
@@ -140,3 +96,39 @@ def test_cuts_anywhere_change_nothing(pair, way, tmp_path: Path):
     assert each.proxy.num_cut >= NUM_BROKEN // 5
     for transport in each.made:
         transport.close()
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.one_of(st.integers(-3000, 3000), st.integers(-300_000, 300_000)),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_a_cut_at_any_byte_changes_nothing(pair, first_budgets):
+    each = pair(first_budgets)
+    exchange(each.start(), [7, 70_000, 0], lanes=1)
+    each.end()
+
+
+def test_a_buffer_may_be_used_again_once_its_content_was_answered(pair):
+    """The acknowledgement may be lost; the answer, on another connection, is enough."""
+    each = pair(budgets(2, 18, 30))
+    a, b = each.start()
+    rounds = 150
+
+    def answer() -> None:
+        for number in range(rounds):
+            message = b.receive(0, "there", purpose=f"{number}")
+            assert bytes(message.payload[0]) == bytes([number]) * 10_000
+            b.send(0, "back", Message(b"%d" % number), purpose=f"{number}")
+
+    answering = in_background(answer)
+    buffer = bytearray(10_000)
+    for number in range(rounds):
+        buffer[:] = bytes([number]) * len(buffer)
+        a.send(1, "there", Message(b"", (buffer,)), purpose=f"{number}")
+        assert a.receive(1, "back", purpose=f"{number}").header == b"%d" % number
+    assert answering() is None
+    assert each.proxy.num_cut >= 5
