@@ -124,6 +124,8 @@ class IncomingStream:
         if request.WhichOneof("body") != "hello":
             raise ProtocolError(f"a stream began with {request.WhichOneof('body')}, not with hello")
         hello, reception = request.hello, self._reception
+        if reception.has_parted(hello):
+            return None
         reception.check(hello, self._names)
         lane = reception.intakes.lane(hello.sender, hello.lane)
         if not lane.begin(hello.connection, self._cancel):

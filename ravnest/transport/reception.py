@@ -102,6 +102,12 @@ class Reception:
             )
         self.links[hello.sender].recognise(hello.incarnation)
 
+    def has_parted(self, hello: link_pb2.Hello) -> bool:
+        """Whether this is a peer that said farewell and has not heard that it was understood."""
+        link = self.links.get(hello.sender)
+        is_parted = self.peers.state(hello.sender) in (PeerState.LEFT, PeerState.FAILED)
+        return link is not None and is_parted and link.incarnation == hello.incarnation
+
     def _check_formats(self, hello: link_pb2.Hello) -> None:
         if max(len(hello.understood), len(hello.used)) > MAX_FORMATS:
             raise ProtocolError(
