@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 @pytest.fixture
 def proxy() -> Iterator[CuttingProxy]:
     source = random.Random(4)
-    made = CuttingProxy(int(2 ** source.uniform(11, 18)) for _ in range(40))
+    made = CuttingProxy(int(2 ** source.uniform(11, 15)) for _ in range(30))
     yield made
     made.close()
 
@@ -36,8 +36,8 @@ def train(
     node_configs: Callable[..., Path],
     script: str,
     proxy: CuttingProxy | None = None,
-) -> tuple[dict[str, torch.Tensor], str]:
-    """Fused weights of two stages, and what the root and the leaf said."""
+) -> tuple[dict[str, torch.Tensor], str, str]:
+    """Fused weights of two stages, losses, and what root and leaf said."""
     folder.mkdir()
     node_data = node_configs(folder, 2)
     if proxy is not None:
@@ -60,17 +60,18 @@ def train(
         assert process.wait() == 0, process.output
     fused = model_fusion(node_data=node_data, trained=folder / "trained")
     losses = (folder / "losses.txt").read_text()
-    return fused | {"losses": losses}, "".join(process.output for process in started)
+    return fused, losses, "".join(process.output for process in started)
 
 
-@pytest.mark.parametrize("script", ["oracle_provider.py", "oracle_over_grpc_provider.py"])
 def test_broken_links_change_no_bit(
-    script: str, tmp_path: Path, processes: Any, node_configs: Callable[..., Path], proxy: Any
+    tmp_path: Path, processes: Any, node_configs: Callable[..., Path], proxy: Any
 ) -> None:
-    expected, _ = train(tmp_path / "whole", processes, node_configs, script)
-    fused, output = train(tmp_path / "cut", processes, node_configs, script, proxy)
-    assert proxy.num_cut >= 10
-    assert "the link to node" in output
-    assert "nothing is lost" in output
-    assert fused.pop("losses") == expected.pop("losses")
+    """Nor does it matter whether frames go beside gRPC, as at first, or over it and the proxy."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    expected, losses, _ = train(whole, processes, node_configs, "oracle_provider.py")
+    fused, again, said = train(cut, processes, node_configs, "oracle_over_grpc_provider.py", proxy)
+    assert proxy.num_cut >= 5
+    assert "the link to node" in said
+    assert "nothing is lost" in said
+    assert losses == again
     assert all(torch.equal(fused[name], expected[name]) for name in expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ravnest.errors import ProtocolError
@@ -19,10 +19,11 @@ EVENTS = st.lists(
         st.tuples(st.just("stale"), st.integers(0, 5)),
         st.just(("break", 0)),
     ),
-    max_size=200,
+    max_size=80,
 )
 
 
+@settings(max_examples=60)
 @given(EVENTS)
 def test_messages_arrive_once_and_in_order_over_any_breaks(events):
     backlog, wire, received = Backlog("x"), [], []
@@ -75,7 +76,8 @@ def test_what_was_acknowledged_cannot_be_asked_for_again():
         backlog.rest(0)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, MAX_KEPT_BYTES)), max_size=100))
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, MAX_KEPT_BYTES)), max_size=60))
 def test_a_sender_never_keeps_much_that_was_received_and_never_lacks_credits(steps):
     told: list[Progress] = [Progress()]
     window = ReceiveWindow(8, told.append)
