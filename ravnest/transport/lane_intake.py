@@ -94,8 +94,13 @@ class LaneIntake:
         with self._change:
             return self._window.progress
 
-    def deliver(self, connection: int, number: int, message: Message) -> None:
+    def deliver(
+        self, connection: int, number: int, message: Message, *, is_followed: bool = False
+    ) -> None:
         """Takes a message that came whole on that connection.
+
+        Args:
+            is_followed: as in `ReceiveWindow.arrived`.
 
         Raises:
             ConnectionError: a newer stream has taken over, or none brings messages any more.
@@ -107,7 +112,7 @@ class LaneIntake:
                 raise ProtocolError(
                     f"message {number} came on lane {self.lane!r}, expected {expected}"
                 )
-            self._window.arrived(message.num_bytes)
+            self._window.arrived(message.num_bytes, is_followed=is_followed)
             self._inbox.deliver(self.sender, self.lane, message)
             self._change.notify_all()
 

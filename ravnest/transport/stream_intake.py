@@ -17,6 +17,8 @@ from ravnest.transport.lane_intake import LaneIntake
 from ravnest.transport.pb import link_pb2
 from ravnest.transport.reception import Reception
 
+MIN_LOOKED_AFTER_BYTES = 1 << 20
+
 
 class StreamIntake:
     """What one stream brings to a lane; `end` is to be called when it is over.
@@ -114,7 +116,9 @@ class StreamIntake:
         connection.receive_into(memoryview(header))
         connection.receive_into(payload)
         message = Message(bytes(header), (payload,))
-        self._intake.deliver(self._connection, head.position, message)
+        # Looking takes a system call, and small messages are never kept for long.
+        is_followed = head.num_bytes >= MIN_LOOKED_AFTER_BYTES and connection.has_more()
+        self._intake.deliver(self._connection, head.position, message, is_followed=is_followed)
 
     def _room(self, header_bytes: int, num_bytes: int) -> memoryview:
         check_sizes(header_bytes, num_bytes, self._reception.settings.max_payload_bytes)

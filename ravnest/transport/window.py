@@ -10,8 +10,10 @@ from ravnest.transport.backlog import Progress
 from ravnest.transport.interface import TransportSettings
 from ravnest.transport.peers import PeerTable, Waiting
 
-# A sender keeps no more of a lane than that because of messages which were received long ago.
-MAX_KEPT_BYTES = 4 << 20
+# A sender keeps less than that of a lane because of messages which were received long ago; more
+# while others follow them closely, since to say so takes as long as to move a MiB.
+MAX_KEPT_BYTES = 16 << 20
+MAX_KEPT_IN_STREAM_BYTES = 64 << 20
 
 
 class SendWindow:
@@ -136,13 +138,17 @@ class ReceiveWindow:
         with self._lock:
             return self._progress
 
-    def arrived(self, num_bytes: int) -> None:
-        """A message came, with a payload of that size; to call before anybody can consume it."""
+    def arrived(self, num_bytes: int, *, is_followed: bool = False) -> None:
+        """A message came, with a payload of that size; to call before anybody can consume it.
+
+        Args:
+            is_followed: some of the next message is here already.
+        """
         with self._lock:
             before = self._progress
             self._progress = Progress(before.num_received + 1, before.num_consumed)
             self._unacknowledged_bytes += num_bytes
-            news = self._news()
+            news = self._news(MAX_KEPT_IN_STREAM_BYTES if is_followed else MAX_KEPT_BYTES)
         if news is not None:
             self._tell(news)
 
@@ -151,16 +157,16 @@ class ReceiveWindow:
         with self._lock:
             before = self._progress
             self._progress = Progress(before.num_received, before.num_consumed + 1)
-            news = self._news()
+            news = self._news(MAX_KEPT_IN_STREAM_BYTES)
         if news is not None:
             self._tell(news)
 
-    def _news(self) -> Progress | None:
+    def _news(self, max_kept_bytes: int) -> Progress | None:
         """How far the lane is, if the sender should hear of it."""
         now = self._progress
         has_credits = now.num_consumed > self._num_credited
         is_short = now.num_received - self._num_credited >= self._threshold
-        if not (has_credits and is_short) and self._unacknowledged_bytes < MAX_KEPT_BYTES:
+        if not (has_credits and is_short) and self._unacknowledged_bytes < max_kept_bytes:
             return None
         self._num_credited = now.num_consumed
         self._unacknowledged_bytes = 0

@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from ravnest.errors import ProtocolError
 from ravnest.transport.backlog import Backlog, Progress
 from ravnest.transport.interface import Message
-from ravnest.transport.window import MAX_KEPT_BYTES, ReceiveWindow
+from ravnest.transport.window import (
+    MAX_KEPT_BYTES,
+    MAX_KEPT_IN_STREAM_BYTES,
+    ReceiveWindow,
+)
 
 EVENTS = st.lists(
     st.one_of(
@@ -77,20 +81,24 @@ def test_what_was_acknowledged_cannot_be_asked_for_again():
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, MAX_KEPT_BYTES)), max_size=60))
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, MAX_KEPT_BYTES)), max_size=60)
+)
 def test_a_sender_never_keeps_much_that_was_received_and_never_lacks_credits(steps):
     told: list[Progress] = [Progress()]
     window = ReceiveWindow(8, told.append)
     received_bytes: list[int] = []
     num_consumed = 0
-    for is_arrival, num_bytes in steps:
+    for is_arrival, is_followed, num_bytes in steps:
+        kept_bytes = MAX_KEPT_IN_STREAM_BYTES
         if is_arrival and len(received_bytes) < told[-1].num_consumed + 8:
             received_bytes.append(num_bytes)
-            window.arrived(num_bytes)
+            window.arrived(num_bytes, is_followed=is_followed)
+            kept_bytes = MAX_KEPT_IN_STREAM_BYTES if is_followed else MAX_KEPT_BYTES
         elif num_consumed < len(received_bytes):
             num_consumed += 1
             window.consumed()
-        assert sum(received_bytes[told[-1].num_received :]) < MAX_KEPT_BYTES
+        assert sum(received_bytes[told[-1].num_received :]) < kept_bytes
         assert window.progress == Progress(len(received_bytes), num_consumed)
         if len(received_bytes) == told[-1].num_consumed + 8:  # the sender has no credit left
             assert told[-1].num_consumed == num_consumed

@@ -65,7 +65,7 @@ def test_what_was_received_is_not_kept(pair):
     for value in range(40):
         if value % 10 == 5:
             each.proxy.cut_all()
-        a.send(1, "forward", Message(b"", (bytes(5 << 20),)), purpose="it")
+        a.send(1, "forward", Message(b"", (bytes(16 << 20),)), purpose="it")
         b.receive(0, "forward", purpose="it")
         assert a._outbounds[1].lane("forward", "it").num_undelivered <= 2
 
