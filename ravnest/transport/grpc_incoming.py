@@ -10,7 +10,7 @@ from ravnest.errors import ProtocolError
 from ravnest.transport.envelope import parse_request, received, refusal, whole_of
 from ravnest.transport.grpc_options import grpc
 from ravnest.transport.pb import link_pb2
-from ravnest.transport.reception import AnotherExpectedError, Reception
+from ravnest.transport.reception import Reception
 from ravnest.transport.stream_intake import StreamIntake
 
 
@@ -41,6 +41,8 @@ class IncomingStream:
         self._first: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._hello: link_pb2.Hello | None = None
         self._intake: StreamIntake | None = None
+        self._is_another = False
+        self._is_terminated = False
         self.greeter = threading.Thread(
             target=self._await_hello, name=f"ravnest-greeter-{source}", daemon=True
         )
@@ -49,14 +51,11 @@ class IncomingStream:
         """Takes in everything until the stream ends; returns the response to it."""
         try:
             self._converse()
-        except AnotherExpectedError as error:
-            self._reception.refused(self._source, error.message)
-            return refusal(error.message, is_another=True)
         except ProtocolError as error:
             self._reception.refused(self._source, error.message)
             if self._hello is not None:
                 self._reception.peers.broke_protocol(self._hello.sender, error.message)
-            return refusal(error.message)
+            return refusal(error.message, is_another=self._is_another)
         except (grpc.RpcError, StopIteration, ConnectionError):
             # A lost connection shows as any of these, depending on what is noticed first.
             if self._intake is not None and self._intake.problem is not None:
@@ -73,6 +72,7 @@ class IncomingStream:
 
     def terminated(self) -> None:
         """The stream is over, for whatever reason; what waits for more is to end."""
+        self._is_terminated = True
         if self._intake is not None:
             self._intake.leave()
 
@@ -126,12 +126,15 @@ class IncomingStream:
         hello, reception = request.hello, self._reception
         if reception.has_parted(hello):
             return None
+        self._is_another = reception.is_another(hello)
         reception.check(hello, self._names)
         lane = reception.intakes.lane(hello.sender, hello.lane)
         if not lane.begin(hello.connection, self._cancel):
             return None
         self._intake = StreamIntake(reception, lane, hello.connection, self._cancel)
         self._hello = hello
+        if self._is_terminated:  # before there was an intake
+            self._intake.leave()
         reception.links[hello.sender].greeted(hello.connection, is_control=self._intake.is_control)
         reception.arrived(hello.sender)
         lane.welcome(hello.connection, self._intake.offer)

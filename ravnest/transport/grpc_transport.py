@@ -28,7 +28,8 @@ from ravnest.transport.link import INCARNATION_BYTES
 from ravnest.transport.outbound import Outbound, Sender
 from ravnest.transport.parting import Parting
 from ravnest.transport.payload import BufferPool
-from ravnest.transport.peers import Lifecycle, PeerTable
+from ravnest.transport.peer_state import Lifecycle
+from ravnest.transport.peers import PeerTable
 from ravnest.transport.reception import Reception
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 from ravnest.errors import ProtocolError
-from ravnest.transport.peers import PeerState, PeerTable
+from ravnest.transport.peer_state import PeerState
+from ravnest.transport.peers import PeerTable
 
 _log = logging.getLogger(__name__)
 

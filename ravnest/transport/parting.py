@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from ravnest.transport.interface import TransportSettings
 from ravnest.transport.outbound import Outbound
 from ravnest.transport.outgoing_lane import OutgoingLane
-from ravnest.transport.peers import PeerState, PeerTable
+from ravnest.transport.peer_state import PeerState
+from ravnest.transport.peers import PeerTable
 
 _log = logging.getLogger(__name__)
 

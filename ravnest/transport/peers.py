@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeVar
 
 from ravnest.errors import (
@@ -21,44 +20,11 @@ from ravnest.errors import (
     TransportError,
 )
 from ravnest.transport.interface import TransportSettings
+from ravnest.transport.peer_state import Lifecycle, PeerState
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class PeerState(StrEnum):
-    """What is known of a peer; the three last states are final."""
-
-    ABSENT = "absent"
-    CONNECTED = "connected"
-    RECONNECTING = "reconnecting"
-    LEFT = "left"
-    FAILED = "failed"
-    LOST = "lost"
-
-    @property
-    def is_final(self) -> bool:
-        """Whether nothing will come from that peer, nor reach it, any more."""
-        return not _NEXT[self]
-
-
-_NEXT: dict[PeerState, frozenset[PeerState]] = {
-    PeerState.ABSENT: frozenset(PeerState) - {PeerState.ABSENT, PeerState.RECONNECTING},
-    PeerState.CONNECTED: frozenset(PeerState) - {PeerState.ABSENT, PeerState.CONNECTED},
-    PeerState.RECONNECTING: frozenset(PeerState) - {PeerState.ABSENT, PeerState.RECONNECTING},
-    PeerState.LEFT: frozenset(),
-    PeerState.FAILED: frozenset(),
-    PeerState.LOST: frozenset(),
-}
-
-
-class Lifecycle(StrEnum):
-    """Where the transport itself stands."""
-
-    NEW = "not started"
-    OPEN = "open"
-    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +143,7 @@ class PeerTable:
 
     def _move(self, peer: int, state: PeerState, ending: _Ending | None) -> None:
         with self.condition:
-            if state not in _NEXT[self._states.get(peer, PeerState.ABSENT)]:
+            if not self._states.get(peer, PeerState.ABSENT).may_become(state):
                 return  # Late news of a peer whose ending is known: the first cause stands.
             self._states[peer] = state
             if ending is not None:

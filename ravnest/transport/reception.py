@@ -15,13 +15,10 @@ from ravnest.transport.limits import MAX_FORMATS, MAX_LANE_CHARS
 from ravnest.transport.link import Link
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
-from ravnest.transport.peers import PeerState, PeerTable
+from ravnest.transport.peer_state import PeerState
+from ravnest.transport.peers import PeerTable
 
 _PAST = {PeerState.LEFT: "left", PeerState.FAILED: "failed", PeerState.LOST: "was lost"}
-
-
-class AnotherExpectedError(ProtocolError):
-    """A peer wants to go on with a process that was here before this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +92,16 @@ class Reception:
         self._check_formats(hello)
         if (state := self.peers.state(hello.sender)).is_final:
             raise ProtocolError(f"node {hello.sender} {_PAST[state]} before; it cannot come again")
-        if hello.expected not in (b"", self.incarnation):
-            raise AnotherExpectedError(
+        if self.is_another(hello):
+            raise ProtocolError(
                 f"node {hello.sender} goes on with a process that was here before; this one of "
                 f"node {self.node_id} was started later"
             )
         self.links[hello.sender].recognise(hello.incarnation)
+
+    def is_another(self, hello: link_pb2.Hello) -> bool:
+        """Whether it is meant for a process of this node that was here before."""
+        return hello.expected not in (b"", self.incarnation)
 
     def has_parted(self, hello: link_pb2.Hello) -> bool:
         """Whether this is a peer that said farewell and has not heard that it was understood."""

@@ -27,7 +27,8 @@ from ravnest.transport.knocking import Door
 from ravnest.transport.limits import MAX_HEADER_BYTES
 from ravnest.transport.link import Link
 from ravnest.transport.payload import BufferPool
-from ravnest.transport.peers import PeerState, PeerTable
+from ravnest.transport.peer_state import PeerState
+from ravnest.transport.peers import PeerTable
 from ravnest.transport.reception import Reception
 from ravnest.transport.stream_intake import StreamIntake
 

@@ -13,7 +13,7 @@ from transport_support import QUICK
 from ravnest.errors import PeerFailedError, PeerLostError, ProtocolError
 from ravnest.transport import grpc_channel, grpc_server
 from ravnest.transport.interface import Message
-from ravnest.transport.peers import PeerState
+from ravnest.transport.peer_state import PeerState
 
 
 def number(value: int) -> Message:
