@@ -1,40 +1,21 @@
 """Clips the gradients of a stage by the norm over all stages of its cluster.
 
-Under a synchronous schedule every stage reaches a step with the gradients of the same microbatches.
-Their norm travels once up the chain, each stage joining its part, and once down again. On the way
-up it runs behind the step's last gradients, on the way down ahead of the next step's activations,
-so that it is hardly ever waited for by who has something else to do.
-
-Without a flush the stages before are not that far yet, and to wait for them would be a flush. A
-stage then knows the parts of this very step from the stages behind it, which are always ahead, and
-of the stages before it those that they had when they sent the activations it took last. Both follow
-from the order of the schedule alone, so a second run repeats them. Its own part is always of this
-step, so no stage ever makes a step from gradients of a norm above the limit.
-
-A scale of losses uses the same exchange: a norm that is not finite is how all stages learn that
-the gradients of one have overflowed.
-
-Nothing can lock up: on the way up a stage waits for one whose step came before its own in any
-schedule; on the way down, under a flush, for one that waits for nothing but the way up.
+How the norm comes about is in `cluster_norm`. A scale of losses uses the same exchange: a norm that
+is not finite is how all stages learn that the gradients of one have overflowed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
 
-from ravnest.errors import ProtocolError
+from ravnest.node.cluster_norm import ClusterNorm, ExactNorm, KnownNorm
 from ravnest.node.links import ClusterLinks
 from ravnest.node.settings import RunSettings
 from ravnest.plan.model import NodePlan
 from ravnest.stage.engine import StageEngine
-from ravnest.stage.norms import check_finite, clip, gradient_norm, joined, multiply
+from ravnest.stage.norms import check_finite, clip, gradient_norms, multiply
 from ravnest.stage.precision import LossScale
-from ravnest.wire.frame import Frame, FrameKind
-
-DETAIL = "gradient_norm"
-"""In an activation's details: the latest norm of the gradients of all stages before."""
+from ravnest.wire.frame import Frame
 
 
 def clipping_of(
@@ -43,74 +24,10 @@ def clipping_of(
     """One stage's part in clipping and scaling, None when there is neither."""
     if settings.clip_grad_norm is None and settings.loss_scale is None:
         return None
-    norm = ClusterNorm(plan, links, settings.clip_norm_type, is_exact=settings.schedule.is_flushed)
+    kind = ExactNorm if settings.schedule.is_flushed else KnownNorm
+    norm = kind(plan, links, settings.clip_norm_type)
     scale = None if settings.loss_scale is None else LossScale(settings.loss_scale)
     return GradientClipping(plan, engine, norm, settings.clip_grad_norm, scale)
-
-
-class ClusterNorm:
-    """Joins the norms of all stages of a cluster.
-
-    Args:
-        is_exact: every stage gets the norm of the same step from all; else see the file's word.
-    """
-
-    def __init__(
-        self, plan: NodePlan, links: ClusterLinks, norm_type: float, *, is_exact: bool
-    ) -> None:
-        self.norm_type = norm_type
-        self._plan = plan
-        self._links = links
-        self._is_exact = is_exact
-        self._before = 0.0  # of all stages before this one, as far as known
-        self._own = 0.0
-
-    def before_pass(self, frame: Frame) -> Frame:
-        """Takes from a microbatch's frame what the stages before know, and adds this stage's part.
-
-        Raises:
-            ProtocolError: the frame lacks it.
-        """
-        if self._is_exact:
-            return frame
-        if not self._plan.is_root:
-            self._before = _norm_in(frame.details, frame)
-        known = joined((self._before, self._own), self.norm_type)
-        return replace(frame, details={**frame.details, DETAIL: known})
-
-    def behind(self, step: int) -> float:
-        """The norm of that step's gradients on all stages behind this one."""
-        below = self._plan.forward_target
-        return 0.0 if below is None else self._receive(below, step)
-
-    def of_step(self, step: int, own: float, behind: float) -> float:
-        """The norm over the cluster.
-
-        Args:
-            step: number of the step that the gradients are for.
-            own: norm of this stage's gradients.
-            behind: what `behind` returned.
-        """
-        above, below = self._plan.backward_target, self._plan.forward_target
-        self._own = own
-        reached = joined((own, behind), self.norm_type)
-        if above is not None:
-            self._send(above, step, reached)
-        if not self._is_exact:
-            return joined((self._before, reached), self.norm_type)
-        total = reached if above is None else self._receive(above, step)
-        if below is not None:
-            self._send(below, step, total)
-        return total
-
-    def _send(self, peer: int, step: int, norm: float) -> None:
-        scalars = {DETAIL: norm}
-        frame = Frame(FrameKind.GRADIENT_NORM, weight_version=step, scalars=scalars)
-        self._links.send_norm(peer, frame)
-
-    def _receive(self, peer: int, step: int) -> float:
-        frame = self._links.receive_norm(peer, step)
-        return _norm_in(frame.scalars, frame)
 
 
 class GradientClipping:
@@ -131,6 +48,7 @@ class GradientClipping:
         scale: LossScale | None,
     ) -> None:
         self._stage = plan.stage
+        self._positions = dict(zip(engine.parameters, plan.positions, strict=True))
         self._engine = engine
         self._norm = norm
         self._max_norm = max_norm
@@ -151,17 +69,18 @@ class GradientClipping:
             TrainingError: they have values that are not finite, and losses are not scaled.
         """
         step, parameters = self._engine.weights.number, self._engine.parameters
-        own = gradient_norm(parameters, self._norm.norm_type)
+        own = gradient_norms(parameters, self._positions, self._norm.norm_type)
         # First the stages behind: where gradients break, they break for all stages before as well.
-        behind = self._norm.behind(step)
+        self._norm.await_behind(step)
         if self._scale is None:
-            check_finite(parameters, own, where=f"stage {self._stage} at step {step}")
-            total = self._norm.of_step(step, own, behind)
-        else:
-            total = self._unscaled(self._norm.of_step(step, own, behind), self._scale)
-        if self._max_norm is not None and math.isfinite(total):
-            clip(parameters, total, self._max_norm)
-        return total
+            total = own.total(self._norm.norm_type)
+            check_finite(parameters, total, where=f"stage {self._stage} at step {step}")
+        norm, dtype = self._norm.of_step(step, own)
+        if self._scale is not None:
+            norm = self._unscaled(norm, self._scale)
+        if self._max_norm is not None and math.isfinite(norm):
+            clip(parameters, norm, self._max_norm, dtype)
+        return norm
 
     def _unscaled(self, norm: float, scale: LossScale) -> float:
         """Takes the scale out of the gradients and their norm, and adapts it."""
@@ -171,13 +90,3 @@ class GradientClipping:
         scale.update(is_finite=is_finite)
         self._engine.loss_scale = scale.value
         return norm * factor
-
-
-def _norm_in(values: object, frame: Frame) -> float:
-    found = values.get(DETAIL) if isinstance(values, Mapping) else None
-    if not isinstance(found, float) or found < 0:
-        raise ProtocolError(
-            f"{frame.kind.name} of microbatch {frame.microbatch} has {DETAIL}={found!r}, "
-            "expected a number of 0 or more"
-        )
-    return found

@@ -12,7 +12,7 @@ from ravnest.plan.identity import Role
 from ravnest.plan.prediction import LinkCompression, Prediction
 from ravnest.plan.text import describe
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +223,8 @@ class NodePlan:
         dealing: batch i of a loader is cluster `dealing[i % len(dealing)]`'s.
         files: graph and weights of its stage.
         plan_sha256: hash of the plan; peers of another plan are refused.
+        positions: where each parameter of its stage, in their order, stands among the names of
+            the whole model's state.
         replicas: parameters used here that earlier stages own, in the model's order.
         shared: parameters owned here that later stages use too, in the model's order.
         needed_bytes: predicted peak memory.
@@ -249,6 +251,7 @@ class NodePlan:
     files: tuple[FileDigest, ...]
     plan_sha256: str
     device: str | None = None
+    positions: tuple[int, ...] = ()
     replicas: tuple[Replica, ...] = ()
     shared: tuple[SharedParameter, ...] = ()
     needed_bytes: int = 0

@@ -59,6 +59,7 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         files=stage.files,
         plan_sha256=plan.sha256,
         device=node.device,
+        positions=_positions(plan, stage),
         replicas=stage.replicas,
         shared=shared,
         needed_bytes=stage.needed_bytes,
@@ -67,6 +68,11 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         schedule="1f1b" if plan.prediction is None else plan.prediction.run.schedule,
         compressions=_compressions(plan, stage.node_id),
     )
+
+
+def _positions(plan: Plan, stage: StagePlan) -> tuple[int, ...]:
+    position = {name: index for index, name in enumerate(plan.state_names)}
+    return tuple(position[name] for name in stage.parameters)
 
 
 def _compressions(plan: Plan, node_id: int) -> tuple[LinkCompression, ...]:

@@ -16,8 +16,8 @@ from ravnest.simulate.cluster import ClusterRun, StageRun
 from ravnest.simulate.lanes import Record
 from ravnest.simulate.outages import end_of
 
-CHUNK_BYTES = 1 << 20
-"""What the all-reduce passes on at a time."""
+CHUNKS_PER_SHARD, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 4, 256 << 10, 4 << 20
+"""What the all-reduce passes on at a time, as ravnest/averaging/ cuts it."""
 
 
 class Part(IntEnum):
@@ -46,11 +46,13 @@ class RingLink:
     latency_s: float
     record: Record | None = None
 
-    @property
-    def chunk_s(self) -> float:
-        """Seconds that one chunk takes."""
-        share = min(1.0, CHUNK_BYTES / self.num_bytes) if self.num_bytes else 0.0
-        return self.seconds * share
+    def chunk_s(self, num_hops: int) -> float:
+        """Seconds that one chunk takes, where shards make that many hops."""
+        if not self.num_bytes:
+            return 0.0
+        shard_bytes = self.num_bytes / num_hops
+        wanted_bytes = max(shard_bytes / CHUNKS_PER_SHARD, MIN_CHUNK_BYTES)
+        return self.seconds * min(shard_bytes, wanted_bytes, MAX_CHUNK_BYTES) / self.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,5 @@ def _way(ring: RingRun, present: Sequence[int]) -> float:
     links = [ring.links[cluster_id] for cluster_id in present]
     size = len(links)
     hops = 2 * (size - 1)
-    around = math.fsum(link.latency_s + min(link.chunk_s, link.seconds / hops) for link in links)
-    shard_s = max(link.seconds / hops - link.chunk_s for link in links)
-    return around * hops / size + max(shard_s, 0.0)
+    around = math.fsum(link.latency_s + link.chunk_s(hops) for link in links)
+    return around * hops / size + max(link.seconds / hops - link.chunk_s(hops) for link in links)

@@ -15,6 +15,7 @@ import torch
 from ravnest.errors import TrainingError
 from ravnest.plan.identity import MicrobatchId
 from ravnest.stage.copying import DeviceCopier
+from ravnest.stage.entrance import Entrance
 from ravnest.stage.module import StageModule
 from ravnest.stage.precision import autocast_on
 from ravnest.stage.program import Program, Value
@@ -51,12 +52,14 @@ class _InFlight:
 
     Attributes:
         loss: on the leaf, with the graph of the criterion.
+        entrance: takes the gradients of the inputs.
         outputs: the program's, when the backward pass starts from them: with their graph, or, on
             a leaf that recomputes, as the criterion saw them.
         before: None when the graph was kept; else what the forward pass wrote, as it was before.
     """
 
     inputs: Mapping[str, Value]
+    entrance: Entrance
     weights: WeightVersion
     replicas: WeightVersion
     loss: torch.Tensor | None
@@ -163,7 +166,8 @@ class StageEngine:
                 scalar.
         """
         weights, replicas = self.weights.acquire(version), self.replicas.acquire()
-        given = self._prepare(self._train, inputs, microbatch, with_gradients=True)
+        entrance = Entrance()
+        given = self._prepare(self._train, inputs, microbatch, entrance)
         state = self._state(weights.tensors, replicas.tensors)
         before = None
         if self._recompute:
@@ -181,7 +185,9 @@ class StageEngine:
             loss = loss.float() * self.loss_scale
         if self._recompute == (loss is None):
             outputs = {}  # the loss leads to them, or they are made again
-        self._in_flight[microbatch] = _InFlight(given, weights, replicas, loss, outputs, before)
+        self._in_flight[microbatch] = _InFlight(
+            given, entrance, weights, replicas, loss, outputs, before
+        )
         return {name: _detached(value) for name, value in results.items()}
 
     def backward(
@@ -196,12 +202,7 @@ class StageEngine:
             Gradients of the differentiable inputs that have one, by name.
         """
         flight = self._in_flight.pop(microbatch)
-        roots, starts = self._starts(microbatch, flight, gradients)
-        if roots:
-            torch.autograd.backward(roots, starts)
-        self._release(flight)
-        inputs = self._differentiable(flight)
-        return {name: each.grad for name, each in inputs.items() if each.grad is not None}
+        return self._whole(flight, *self._starts(microbatch, flight, gradients))
 
     def backward_input(
         self, microbatch: MicrobatchId, gradients: Mapping[str, torch.Tensor] | None = None
@@ -212,18 +213,14 @@ class StageEngine:
         """
         flight = self._in_flight.pop(microbatch)
         roots, starts = self._starts(microbatch, flight, gradients)
-        inputs = self._differentiable(flight)
-        if not roots:
-            self._release(flight)
-            return {}
+        inputs = {s.name: flight.inputs[s.name] for s in self._train.inputs if s.differentiable}
         tensors = (*flight.weights.tensors.values(), *flight.replicas.tensors.values())
-        found, left = backward_of_inputs(
-            roots, starts, list(inputs.values()), [each for each in tensors if each.requires_grad]
-        )
-        if left is None:
-            self._release(flight)
-        else:
-            self._behind[microbatch] = _Behind(left, flight.weights, flight.replicas)
+        weights = [each for each in tensors if each.requires_grad]
+        split = backward_of_inputs(roots, starts, list(inputs.values()), weights) if roots else None
+        if split is None:
+            return self._whole(flight, roots, starts)
+        found, left = split
+        self._behind[microbatch] = _Behind(left, flight.weights, flight.replicas)
         return {name: each for name, each in zip(inputs, found, strict=True) if each is not None}
 
     def backward_weight(self, microbatch: MicrobatchId) -> None:
@@ -237,8 +234,16 @@ class StageEngine:
         self.weights.release(held.weights)
         self.replicas.release(held.replicas)
 
-    def _differentiable(self, flight: _InFlight) -> dict[str, torch.Tensor]:
-        return {s.name: flight.inputs[s.name] for s in self._train.inputs if s.differentiable}
+    def _whole(
+        self,
+        flight: _InFlight,
+        roots: Sequence[torch.Tensor],
+        starts: Sequence[torch.Tensor | None],
+    ) -> dict[str, torch.Tensor]:
+        if roots:
+            torch.autograd.backward(roots, starts)
+        self._release(flight)
+        return flight.entrance.gradients
 
     def _starts(
         self,
@@ -277,7 +282,7 @@ class StageEngine:
 
     def evaluate(self, microbatch: MicrobatchId, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """Runs the stage in evaluation mode with the newest weights, without gradients."""
-        given = self._prepare(self._evaluation, inputs, microbatch, with_gradients=False)
+        given = self._prepare(self._evaluation, inputs, microbatch, None)
         with self._computing(microbatch, with_gradients=False) as seed_operator:
             state = self._state(self.weights.current(), self.replicas.current())
             return self._evaluation(state, given, seed_operator)
@@ -334,8 +339,7 @@ class StageEngine:
         program: Program,
         inputs: Mapping[str, Value],
         microbatch: MicrobatchId,
-        *,
-        with_gradients: bool,
+        entrance: Entrance | None,
     ) -> dict[str, Value]:
         prepared: dict[str, Value] = {}
         for spec in program.inputs:
@@ -346,8 +350,8 @@ class StageEngine:
             value = inputs[spec.name]
             if isinstance(value, torch.Tensor):
                 value = self._copier.to_device(value.detach())
-                if with_gradients and spec.differentiable:
-                    value.requires_grad_(True)
+                if entrance is not None and spec.differentiable:
+                    value = entrance.admit(spec.name, value)
             prepared[spec.name] = value
         return prepared
 
@@ -404,9 +408,10 @@ def _as_leaf(value: Value) -> Value:
 def _gradients_of_criterion(flight: _InFlight) -> dict[str, torch.Tensor]:
     """The first part of a leaf's backward pass: from the loss to the program's outputs."""
     assert flight.loss is not None
-    torch.autograd.backward(flight.loss)
-    return {
-        name: value.grad
+    outputs = {
+        name: value
         for name, value in flight.outputs.items()
-        if isinstance(value, torch.Tensor) and value.grad is not None
+        if isinstance(value, torch.Tensor) and value.requires_grad
     }
+    found = torch.autograd.grad([flight.loss], list(outputs.values()), allow_unused=True)
+    return {name: each for name, each in zip(outputs, found, strict=True) if each is not None}

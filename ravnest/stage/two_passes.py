@@ -42,8 +42,8 @@ class WeightPass:
 
 def backward_of_inputs(
     roots: Tensors, gradients: Sequence[torch.Tensor | None], inputs: Tensors, weights: Tensors
-) -> tuple[list[torch.Tensor | None], WeightPass | None]:
-    """The first pass, where a split is possible and pays; else the whole backward pass.
+) -> tuple[list[torch.Tensor | None], WeightPass] | None:
+    """The first pass, where a split is possible and pays; else nothing.
 
     It does not pay where no input leads to the roots. It is not possible where several forks lead
     to one weight: what starts at one of them would run through the others as well.
@@ -51,19 +51,16 @@ def backward_of_inputs(
     Args:
         roots: outputs, or a loss, with their graph.
         gradients: of the roots; None for that of a scalar.
-        inputs: leaves whose gradients are wanted now.
+        inputs: whose gradients are wanted now.
         weights: leaves whose gradients are wanted at some time; they gather in `.grad`.
 
     Returns:
-        Gradients of `inputs`, None where there is none; and what is left to do, None if nothing.
+        Gradients of `inputs`, None where there is none; and what is left to do. None when all is,
+        by one backward pass over everything.
     """
     graph = _Graph(roots, inputs, weights)
     if not graph.can_split:
-        torch.autograd.backward(roots, gradients)
-        whole = [each.grad for each in inputs]
-        for each in inputs:
-            each.grad = None
-        return whole, None
+        return None
     forks = graph.forks()
     edges = [edge for fork in forks for edge in graph.edges_into(fork)]
     wanted: list[torch.Tensor | GradientEdge] = [*inputs, *edges]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,8 @@ MIN_POOLED_BYTES = 128 << 10
 MAX_SLAB_BYTES = 128 << 20
 # Memory a pool may hold on to: a window of 16 messages of 16 MiB.
 MAX_POOLED_BYTES = 256 << 20
+
+_ALIGNMENT = 64  # bytes
 
 
 def flat_views(buffers: Sequence[Buffer]) -> Iterator[memoryview]:
@@ -46,22 +49,32 @@ class BufferPool:
             # Mapped without touching it: until the bytes really come, it costs no memory.
             return memoryview(mmap.mmap(-1, num_bytes))
         if num_bytes < MIN_POOLED_BYTES:
-            return memoryview(bytearray(num_bytes))
+            return _aligned(bytearray(num_bytes + _ALIGNMENT), num_bytes)
         with self._lock:
             for slab in self._slabs:
-                if num_bytes <= len(slab) <= 2 * num_bytes and _is_idle(slab):
+                room = len(slab) - _ALIGNMENT
+                if num_bytes <= room <= 2 * num_bytes and _is_idle(slab):
                     break
             else:
-                slab = bytearray(num_bytes)
+                slab = bytearray(num_bytes + _ALIGNMENT)
                 self._make_room(num_bytes)
             self._slabs = [slab, *(other for other in self._slabs if other is not slab)]
             # Viewed under the lock, so that no other thread finds it idle.
-            return memoryview(slab)[:num_bytes]
+            return _aligned(slab, num_bytes)
 
     def _make_room(self, num_bytes: int) -> None:
         """Forgets the least recently taken slabs; one in use then simply is not used again."""
         while self._slabs and sum(map(len, self._slabs)) + num_bytes > MAX_POOLED_BYTES:
             del self._slabs[-1]
+
+
+def _aligned(slab: bytearray, num_bytes: int) -> memoryview:
+    """As many bytes of it, from where values lie as torch's own do.
+
+    What kernels sum up first depends on that, so the last bits of results do.
+    """
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(slab)) % _ALIGNMENT
+    return memoryview(slab)[start : start + num_bytes]
 
 
 def _is_idle(slab: bytearray) -> bool:
@@ -75,4 +88,11 @@ def _is_idle(slab: bytearray) -> bool:
 
 def joined(buffers: Sequence[Buffer]) -> memoryview:
     """A writable copy of all the buffers, one after the other."""
-    return memoryview(bytearray().join(flat_views(buffers)))
+    views = list(flat_views(buffers))
+    num_bytes = sum(view.nbytes for view in views)
+    copy = _aligned(bytearray(num_bytes + _ALIGNMENT), num_bytes)
+    end = 0
+    for view in views:
+        start, end = end, end + view.nbytes
+        copy[start:end] = view
+    return copy

@@ -21,7 +21,7 @@ _KINDS = tuple(int(kind) for kind in FrameKind)
 def encode(frame: Frame, codec: Codec = Codec.RAW) -> tuple[bytes, list[memoryview]]:
     """A frame as a header and the buffers of its payload, in order.
 
-    A contiguous CPU tensor with the RAW codec is not copied: its buffer is its own storage, which
+    A CPU tensor without gaps is not copied with the RAW codec: its buffer is its own storage, which
     must not change until the buffers are sent. Gradients are detached, CUDA tensors copied to the
     CPU. Every tensor begins at a multiple of 64 bytes of the joined payload.
 

@@ -20,6 +20,7 @@ from ravnest.wire.layouts import (
     shrink,
     wire_bytes,
 )
+from ravnest.wire.orders import checked_order, laid_out, order_of
 from ravnest.wire.pb import frame_pb2
 
 ALIGNMENT = 64
@@ -32,7 +33,7 @@ def pack(
 ) -> tuple[list[frame_pb2.Tensor], list[memoryview], int]:
     """Descriptions, buffers in order (padding included), and their bytes together.
 
-    A contiguous CPU tensor with the RAW codec is not copied: its buffer is its own storage.
+    A CPU tensor without gaps is not copied with the RAW codec: its buffer is its own storage.
     """
     entries: list[frame_pb2.Tensor] = []
     buffers: list[memoryview] = []
@@ -60,6 +61,8 @@ def _pack_one(name: str, tensor: torch.Tensor, codec: Codec) -> tuple[frame_pb2.
     used = codec_for(tensor.dtype, codec)
     # Detached first: what is sent takes part in no graph of this process.
     values, exponent = tensor.detach(), 0
+    if order := order_of(values):
+        values = values.permute(order)
     if used is not Codec.RAW:
         values, exponent = shrink(values, used)
     buffer = _bytes_of(values)
@@ -71,6 +74,7 @@ def _pack_one(name: str, tensor: torch.Tensor, codec: Codec) -> tuple[frame_pb2.
         num_bytes=buffer.nbytes,
         checksum=checksum(buffer),
         scale_exponent=exponent,
+        order=order,
     )
     return entry, buffer
 
@@ -125,6 +129,7 @@ def _check_entry(entry: frame_pb2.Tensor, payload_bytes: int) -> None:
     if not is_valid_exponent(dtype, codec, entry.scale_exponent):
         raise ProtocolError(f"tensor {name!r} has scale exponent {entry.scale_exponent}")
     limits.check(f"rank of tensor {name!r}", len(entry.shape), limits.MAX_RANK)
+    checked_order(entry.order, len(entry.shape), name)
     _check_size(entry, dtype, codec)
     if entry.offset % ALIGNMENT or entry.offset + entry.num_bytes > payload_bytes:
         raise ProtocolError(
@@ -158,7 +163,7 @@ def _check_disjoint(entries: Sequence[frame_pb2.Tensor]) -> None:
 def _unpack_one(entry: frame_pb2.Tensor, payload: memoryview) -> torch.Tensor:
     dtype, codec = dtype_of(entry.dtype), Codec(entry.codec)
     assert dtype is not None, "checked before"
-    shape = tuple(entry.shape)
+    shape, order = tuple(entry.shape), tuple(entry.order)
     raw = payload[entry.offset : entry.offset + entry.num_bytes]
     if (found := checksum(raw)) != entry.checksum:
         raise ProtocolError(
@@ -171,6 +176,7 @@ def _unpack_one(entry: frame_pb2.Tensor, payload: memoryview) -> torch.Tensor:
         # Kernels count on 0 and 1; with other bytes they may write out of bounds.
         raise ProtocolError(f"tensor {entry.name!r} of torch.bool has bytes other than 0 and 1")
     if codec is Codec.RAW:
-        return as_bytes.view(dtype).view(shape)
+        return laid_out(as_bytes.view(dtype), shape, order)
     numel = math.prod(shape)
-    return restore(as_bytes, dtype, codec, entry.scale_exponent, numel).view(shape)
+    values = restore(as_bytes, dtype, codec, entry.scale_exponent, numel)
+    return laid_out(values, shape, order)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ravnest.stage.two_passes import backward_of_inputs
+from ravnest.stage.two_passes import WeightPass, backward_of_inputs
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -116,29 +116,30 @@ def test_two_passes_have_the_bits_of_one(kind: Callable[[], Any], scalar: bool) 
         weight.register_post_accumulate_grad_hook(hooked.append)
     y = x.detach().requires_grad_()
     found: list[torch.Tensor | None] = []
-    left = []
+    left: list[WeightPass] = []
     for _ in range(2):
-        (gradient,), rest = backward_of_inputs(*roots_of(y), [y], weights)
+        split = backward_of_inputs(*roots_of(y), [y], weights)
+        assert (split is None) == (kind in (Shared, NoWay))
+        if split is None:
+            assert all(each.grad is None for each in (y, *weights)), "nothing is computed yet"
+            continue
+        (gradient,), rest = split
         found.append(gradient)
         left.append(rest)
-    splits = kind not in (Shared, NoWay)
-    assert [rest is not None for rest in left] == [splits] * 2
-    if splits:
-        assert all(weight.grad is None for weight in weights), "weights come later"
+    if not left:
+        return
+    assert all(weight.grad is None for weight in weights), "weights come later"
     for rest in left:
-        if rest is not None:
-            rest.run()
+        rest.run()
     for weight, expected in zip(weights, whole[0], strict=True):
         assert (weight.grad is None) == (expected is None)
         assert expected is None or torch.equal(weight.grad, expected)
     assert len(hooked) == 2 * sum(expected is not None for expected in whole[0])
     assert y.grad is None
-    if whole[1] is None:
-        assert found == [None, None]
-    else:
-        assert found[0] is not None
-        assert found[1] is not None
-        torch.testing.assert_close(found[0] + found[1], whole[1], atol=0, rtol=0)
+    assert whole[1] is not None
+    assert found[0] is not None
+    assert found[1] is not None
+    torch.testing.assert_close(found[0] + found[1], whole[1], atol=0, rtol=0)
 
 
 def test_the_second_pass_computes_weights_alone() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 
 from ravnest.transport.payload import (
@@ -19,6 +21,8 @@ def test_a_buffer_has_the_size_asked_for_and_is_writable(num_bytes):
     buffer = BufferPool().take(num_bytes)
     assert buffer.nbytes == num_bytes
     assert not buffer.readonly
+    if num_bytes:
+        assert ctypes.addressof(ctypes.c_char.from_buffer(buffer)) % 64 == 0, "as torch's tensors"
 
 
 def test_a_dropped_buffer_is_used_again():

@@ -34,9 +34,10 @@ def header(**changes: object) -> frame_pb2.FrameHeader:
     )
     parsed = frame_pb2.FrameHeader.FromString(encode(frame)[0])
     for name, value in changes.items():
-        if name == "shape":
-            del parsed.tensors[0].shape[:]
-            parsed.tensors[0].shape.extend(value)
+        if name in ("shape", "order"):
+            repeated = getattr(parsed.tensors[0], name)
+            del repeated[:]
+            repeated.extend(value)
         else:
             setattr(parsed.tensors[0], name, value)
     return parsed
@@ -68,6 +69,10 @@ def test_the_good_header_is_good():
         ({"shape": [1 << 62, 4]}, "impossible shape"),
         ({"shape": [1 << 63]}, "impossible shape"),
         ({"shape": [0, 1 << 62, 1 << 62], "num_bytes": 0}, "impossible shape"),
+        ({"order": [1]}, r"order \[1\], expected each of 1 once"),
+        ({"shape": [4, 4], "order": [0, 0]}, "expected each of 2 once"),
+        ({"shape": [4, 4], "order": [1]}, "expected each of 2 once"),
+        ({"order": [0] * 1000}, "expected each of 1 once"),
         ({"shape": [1] * 33}, "rank of tensor 'x' is 33"),
         ({"num_bytes": 1 << 63}, "expected 64"),
         ({"offset": 64}, "within the payload of 64 bytes"),
@@ -225,6 +230,7 @@ def plausible_tensors(draw: st.DrawFn) -> frame_pb2.Tensor:
         num_bytes=num_bytes,
         checksum=checksum(memoryview((PAYLOAD * 4)[offset : offset + num_bytes])),
         scale_exponent=draw(st.sampled_from([0] * 8 + [1, -126, 126, 1022, -1022, 1 << 30])),
+        order=draw(st.just([]) | st.permutations(range(len(shape))) | st.just([0, 0, 9])),
     )
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from wire_strategies import FRAMES, same_bits
 
 from ravnest.errors import ProtocolError
@@ -68,6 +69,36 @@ def test_a_contiguous_tensor_is_not_copied_on_the_way_out():
     _, (buffer,) = encode(Frame(FrameKind.ACTIVATION, tensors={"x": tensor}))
     tensor[0] = 5.0
     assert torch.frombuffer(bytearray(buffer), dtype=torch.float32)[0] == 5.0
+
+
+@given(st.permutations(range(4)), st.lists(st.sampled_from([1, 2, 3]), min_size=4, max_size=4))
+@pytest.mark.parametrize("codec", [Codec.RAW, Codec.BFLOAT16, Codec.INT8])
+def test_dimensions_lie_in_memory_as_they_did(codec, order, sizes):
+    """Where a size of 1 leaves the strides open, kernels may still read them."""
+    places = sorted(range(4), key=order.__getitem__)
+    tensor = torch.ones([sizes[each] for each in order]).permute(places)
+    back = tensor_over_the_wire(tensor, codec)
+    assert back.shape == tensor.shape
+    torch.testing.assert_close(back, tensor, rtol=0.01, atol=0)
+    if 1 not in sizes:
+        assert back.stride() == tensor.stride()
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1)])
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_memory_formats_are_kept(shape, memory_format):
+    tensor = torch.randn(shape).contiguous(memory_format=memory_format)
+    assert tensor_over_the_wire(tensor).stride() == tensor.stride()
+
+
+def test_a_tensor_of_channels_last_is_not_copied_and_one_with_gaps_is():
+    tensor = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    _, (buffer,) = encode(Frame(FrameKind.ACTIVATION, tensors={"x": tensor}))
+    assert torch.frombuffer(buffer, dtype=torch.uint8).data_ptr() == tensor.data_ptr()
+    gapped = tensor[:, :2]
+    back = tensor_over_the_wire(gapped)
+    assert torch.equal(back, gapped)
+    assert back.is_contiguous()
 
 
 def test_a_decoded_tensor_is_a_writable_view_of_the_payload():

@@ -13,6 +13,7 @@ from wire_strategies import tensors
 from ravnest.wire.blocks import BLOCK_FORMATS, dequantise, quantise
 from ravnest.wire.codec import decode, encode
 from ravnest.wire.frame import Codec, Frame, FrameKind
+from ravnest.wire.orders import order_of
 
 INF, NAN = math.inf, math.nan
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -27,7 +28,9 @@ def over_the_wire(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
 
 
 def blocks_of(tensor: torch.Tensor, codec: Codec) -> tuple[torch.Tensor, ...]:
-    return tensor.reshape(-1).double().split(BLOCK_FORMATS[codec].size)
+    """As the values lie in memory."""
+    in_order = tensor.permute(order_of(tensor) or tuple(range(tensor.dim())))
+    return in_order.reshape(-1).double().split(BLOCK_FORMATS[codec].size)
 
 
 def check_block(before: torch.Tensor, after: torch.Tensor, codec: Codec, eps: float) -> None:
