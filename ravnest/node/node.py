@@ -362,7 +362,11 @@ def _grpc_transport(plan: NodePlan, options: NodeOptions, formats: Formats) -> G
         plan.bind,
         [PeerAddress(peer.node_id, peer.address) for peer in plan.peers],
         plan.plan_sha256,
-        TransportSettings(timeout_s=options.timeout_s, window=_window(plan)),
+        TransportSettings(
+            timeout_s=options.timeout_s,
+            window=_window(plan),
+            reconnect_s=options.reconnect_s,
+        ),
         formats=formats,
         insecure=options.insecure,
     )

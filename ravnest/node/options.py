@@ -67,6 +67,8 @@ class NodeOptions:
             `reduce_factor` steps.
         seed: of the run's randomness; the root's counts. Default: torch's own initial seed.
         timeout_s: how long any wait for a peer may last before it is an error.
+        reconnect_s: how long a link that broke may take to come back before the peer is lost; 0: it
+            is at once.
         trusted_modules: factories `package.module:function` of submodules that stayed code
             (`leaves` of
             clusterize); only these are ever imported and called because a stage file names them.
@@ -96,6 +98,7 @@ class NodeOptions:
     averaging_fragments: int = 1
     seed: int | None = None
     timeout_s: float = 600.0
+    reconnect_s: float = 60.0
     trusted_modules: tuple[str, ...] = ()
     insecure: bool = False
     transport: Transport | None = None
@@ -148,4 +151,7 @@ class NodeOptions:
         timeout = parsed.timeout_s
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ConfigError(f"timeout_s={timeout!r} is not possible; expected seconds above 0")
+        again = parsed.reconnect_s
+        if isinstance(again, bool) or not isinstance(again, (int, float)) or not again >= 0:
+            raise ConfigError(f"reconnect_s={again!r} is not possible; expected seconds, 0 for off")
         return parsed

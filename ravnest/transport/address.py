@@ -89,15 +89,6 @@ def _not_bindable(address: str, error: OSError) -> AddressInUseError:
     )
 
 
-def accepts_connections(address: str) -> bool:
-    """Tries one connection; true when somebody listens."""
-    try:
-        connect(address).close()
-    except OSError:
-        return False
-    return True
-
-
 def connect(address: str) -> socket.socket:
     """One connection, made or not within a short time, which is also its time limit; OSError."""
     return socket.create_connection(split_address(address), timeout=PROBE_TIMEOUT_S)

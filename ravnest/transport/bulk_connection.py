@@ -24,6 +24,8 @@ _WATCHED = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER
 _HEAD = struct.Struct(">QIQ")
 # Not everywhere; it has the head of a message travel in one packet with what follows.
 _MORE = getattr(socket, "MSG_MORE", 0)
+# Not everywhere; where it is not, nothing seems to be there.
+_LOOK = socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,16 @@ class BulkConnection:
             if not (got := self._socket.recv_into(buffer[filled:], 0, self._all)):
                 raise ConnectionError(f"it ended {buffer.nbytes - filled} bytes early")
             filled += got
+
+    def has_more(self) -> bool:
+        """Whether there is something to receive; false where that cannot be told."""
+        if _LOOK == socket.MSG_PEEK:
+            return False
+        try:
+            # Also of a TLS socket the method of the plain one: it is not to be decrypted.
+            return bool(socket.socket.recv(self._socket, 1, _LOOK))
+        except OSError:
+            return False
 
     def cut(self) -> None:
         """Ends what other threads send or receive, now and from now on."""

@@ -20,7 +20,8 @@ class BulkDialer:
     """Makes the bulk connections to one peer.
 
     The port may be closed to this node, by a firewall or an address translation that lets only the
-    port of the plan through. Then one attempt is made, and payloads go over gRPC.
+    port of the plan through. Then one attempt is made, and payloads go over gRPC. Where it was
+    reached before, it is tried again once the link to the peer was.
 
     Args:
         door: of the peer's gRPC.
@@ -30,7 +31,13 @@ class BulkDialer:
         self._door = door
         self._host, _ = split_address(door.address)
         self._is_hopeless = False
+        self._was_reached = False
         self._lock = threading.Lock()
+
+    def renew(self) -> None:
+        """The link to the peer is made again."""
+        with self._lock:
+            self._is_hopeless = self._is_hopeless and not self._was_reached
 
     def connect(self, offer: BulkOffer) -> BulkConnection | None:
         """A connection that the peer has admitted, None when there is none to be had."""
@@ -38,7 +45,7 @@ class BulkDialer:
             if self._is_hopeless:
                 return None
             try:
-                return BulkConnection(self._admitted(offer))
+                connection = BulkConnection(self._admitted(offer))
             except OSError as error:
                 self._is_hopeless = True
                 _log.info(
@@ -49,6 +56,8 @@ class BulkDialer:
                     error,
                 )
                 return None
+            self._was_reached = True
+            return connection
 
     def _admitted(self, offer: BulkOffer) -> socket.socket:
         connected = socket.create_connection((self._host, offer.port), CONNECT_TIMEOUT_S)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
 from ravnest.errors import ProtocolError
+from ravnest.transport.backlog import Progress
 from ravnest.transport.bulk_connection import TICKET_BYTES, BulkOffer
 from ravnest.transport.interface import Buffer, Formats, Message
 from ravnest.transport.limits import MAX_HEADER_BYTES
 from ravnest.transport.payload import flat_views
 from ravnest.transport.pb import link_pb2
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 CONTROL_LANE = ""
 
 MAX_CHUNK_BYTES = 2 << 20
@@ -26,8 +28,28 @@ _PREFIX_BYTES = 5
 MAX_GRPC_BYTES = MAX_HEADER_BYTES + (1 << 20)
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who opens streams, and on which connection.
+
+    Attributes:
+        incarnation: of the sending process.
+        expected: of the receiving process; empty: not known yet.
+        connection: number of the connection from this node to that peer.
+    """
+
+    incarnation: bytes
+    expected: bytes
+    connection: int
+
+
 def hello(
-    plan_sha256: str, sender: int, receiver: int, lane: str, formats: Formats | None = None
+    plan_sha256: str,
+    sender: int,
+    receiver: int,
+    lane: str,
+    formats: Formats | None,
+    caller: Caller,
 ) -> bytes:
     """The first request of a stream."""
     body = link_pb2.Hello(
@@ -38,32 +60,62 @@ def hello(
         lane=lane,
         understood=sorted(formats.understood) if formats else (),
         used=sorted(formats.used.get(receiver, ())) if formats else (),
+        incarnation=caller.incarnation,
+        expected=caller.expected,
+        connection=caller.connection,
     )
     return link_pb2.ToReceiver(hello=body).SerializeToString()
 
 
-def farewell(failure: str | None) -> bytes:
-    """The last request of a stream; None is a goodbye."""
-    body = link_pb2.Farewell(failure=failure)
+def farewell(failure: str | None, num_messages: int = 0) -> bytes:
+    """The last request of a stream, after so many messages of the lane; None is a goodbye."""
+    body = link_pb2.Farewell(failure=failure, num_messages=num_messages)
     return link_pb2.ToReceiver(farewell=body).SerializeToString()
 
 
-def welcome(lane: str, window: int, bulk: BulkOffer | None = None) -> bytes:
+def welcome(
+    lane: str,
+    window: int,
+    connection: int,
+    progress: Progress,
+    bulk: BulkOffer | None = None,
+) -> bytes:
     """Tells the sender of an accepted lane how many messages it may have unconsumed.
 
     Args:
+        connection: that the lane was opened on.
+        progress: the sender goes on with the message of number `num_received`.
         bulk: where it may bring messages.
     """
-    body = link_pb2.Welcome(lane=lane, window=window)
+    body = link_pb2.Welcome(
+        lane=lane,
+        window=window,
+        connection=connection,
+        num_received=progress.num_received,
+        num_consumed=progress.num_consumed,
+    )
     if bulk is not None:
         body.bulk.port, body.bulk.ticket = bulk.port, bulk.ticket
     return link_pb2.ToReceiver(welcome=body).SerializeToString()
 
 
-def credit(lane: str, num_messages: int) -> bytes:
-    """Tells the sender of a lane that messages were consumed."""
-    body = link_pb2.Credit(lane=lane, num_messages=num_messages)
+def credit(lane: str, progress: Progress) -> bytes:
+    """Tells the sender of a lane that messages were received or consumed."""
+    body = link_pb2.Credit(
+        lane=lane, num_received=progress.num_received, num_consumed=progress.num_consumed
+    )
     return link_pb2.ToReceiver(credit=body).SerializeToString()
+
+
+def progress_of(body: link_pb2.Welcome | link_pb2.Credit) -> Progress:
+    """How far a receiver says it is; ProtocolError when that cannot be."""
+    progress = Progress(body.num_received, body.num_consumed)
+    if progress.num_consumed > progress.num_received:
+        raise ProtocolError(
+            f"{progress.num_consumed} messages of lane {body.lane!r} are said to be consumed, "
+            f"of {progress.num_received} received"
+        )
+    return progress
 
 
 def received() -> bytes:
@@ -71,9 +123,21 @@ def received() -> bytes:
     return link_pb2.ToSender(received=link_pb2.Received()).SerializeToString()
 
 
-def refusal(reason: str) -> bytes:
-    """The response to a stream that is not accepted, or no longer."""
-    return link_pb2.ToSender(refusal=link_pb2.Refusal(reason=reason)).SerializeToString()
+def refusal(reason: str, *, is_another: bool = False) -> bytes:
+    """The response to a stream that is not accepted, or no longer.
+
+    Args:
+        is_another: because this is not the process that was expected.
+    """
+    body = link_pb2.Refusal(reason=reason, is_another=is_another)
+    return link_pb2.ToSender(refusal=body).SerializeToString()
+
+
+def refusal_of(lane: str, reason: str) -> bytes:
+    """Tells the sender of a lane that what came on its bulk connection is not accepted."""
+    return link_pb2.ToReceiver(
+        refusal=link_pb2.Refusal(lane=lane, reason=reason)
+    ).SerializeToString()
 
 
 def offer_of(body: link_pb2.Welcome) -> BulkOffer | None:
@@ -87,11 +151,6 @@ def offer_of(body: link_pb2.Welcome) -> BulkOffer | None:
             f"expected 1 to 65535 and {TICKET_BYTES} bytes"
         )
     return BulkOffer(port, ticket)
-
-
-def resume(position: int) -> bytes:
-    """Says that the messages before this position, in the lane, did not all come over gRPC."""
-    return link_pb2.ToReceiver(resume=link_pb2.Resume(position=position)).SerializeToString()
 
 
 def requests_of(message: Message) -> Iterator[bytes]:

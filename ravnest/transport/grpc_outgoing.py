@@ -1,27 +1,21 @@
-"""The sending end of one lane over gRPC: a queue, and gRPC's writer thread that empties it."""
+"""One stream of a lane to a peer over gRPC: a queue, and gRPC's writer thread that empties it."""
 
 from __future__ import annotations
 
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from ravnest.errors import ProtocolError
 from ravnest.transport.bulk_connection import BulkConnection, BulkOffer
 from ravnest.transport.bulk_dialer import BulkDialer
-from ravnest.transport.envelope import (
-    farewell,
-    parse_response,
-    requests_of,
-    resume,
-)
+from ravnest.transport.envelope import farewell, parse_response, requests_of
 from ravnest.transport.grpc_options import grpc
-from ravnest.transport.interface import Message, TransportSettings
-from ravnest.transport.peers import PeerTable
-from ravnest.transport.window import Allowance, SendWindow
+from ravnest.transport.interface import Message
+from ravnest.transport.window import Allowance
 
 _log = logging.getLogger(__name__)
 
@@ -31,94 +25,80 @@ OpenStream: TypeAlias = Callable[[Iterator[bytes]], Call]
 
 
 @dataclass(frozen=True, slots=True)
-class _Last:
-    """The request that ends a stream; an empty one only wakes the writer."""
+class Last:
+    """Ends a stream with a farewell."""
 
-    request: bytes
+    failure: str | None
 
 
-class OutgoingLane:
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Who is told how a stream ended; at most one of these is called.
+
+    Attributes:
+        said_all: the peer has everything.
+        broke: it has not, for this reason, and may get it over another stream.
+        refused: it does not want it, for this reason.
+        is_another: another process is there than before.
+    """
+
+    said_all: Callable[[], None]
+    broke: Callable[[str], None]
+    refused: Callable[[str], None]
+    is_another: Callable[[], None]
+
+
+class OutgoingStream:
     """One stream to one peer.
 
     gRPC's own thread takes the requests from `_requests`. Nobody reads: the one response comes at
-    the end, and what the peer says before it comes on its control lane (`welcomed`, `credited`).
-    Messages wait in the queue until the peer has come, all but the first until it says Welcome.
+    the end, and what the peer says before it comes on its control lane. Messages go over the bulk
+    connection if there is one to be had when the first is written, else over gRPC.
 
     Args:
         hello: first request of the stream.
-        open_stream: opens it; called once, by `open`.
+        preface: what follows at once.
         dialer: connects to where the peer takes messages.
     """
 
     def __init__(
         self,
-        peers: PeerTable,
-        settings: TransportSettings,
-        peer: int,
         lane: str,
-        *,
         hello: bytes,
-        open_stream: OpenStream,
+        preface: Callable[[], Iterable[bytes]],
         dialer: BulkDialer,
+        ends: Ends,
     ) -> None:
-        self.peer = peer
-        self.lane = lane
-        self.done = threading.Event()
-        self._peers = peers
-        self._window = SendWindow(peers, settings, peer, lane)
+        self.allowance = Allowance()
+        self.num_written = 0  # messages of the lane, those over streams before included
+        self._lane = lane
         self._hello = hello
-        self._open_stream = open_stream
+        self._preface = preface
         self._dialer = dialer
+        self._ends = ends
         self._offer: BulkOffer | None = None
         self._bulk: BulkConnection | None = None
-        self._position = 0  # of the next message
-        self._is_resumed = True  # gRPC's last message was the one before
-        self._queue: queue.SimpleQueue[Message | bytes | _Last] = queue.SimpleQueue()
-        self._allowance = Allowance()
+        self._queue: queue.SimpleQueue[Message | bytes | Last | None] = queue.SimpleQueue()
         self._is_cut = False
         self._is_broken = False
         self._has_said_all = False
         self._call: Call | None = None
         self._writer: threading.Thread | None = None
 
-    def open(self) -> None:
-        """Opens the stream, whether the peer is there or not."""
-        self._call = self._open_stream(self._requests())
+    def open(self, open_stream: OpenStream) -> None:
+        """Opens it."""
+        self._call = open_stream(self._requests())
         self._call.add_done_callback(self._ended)
 
-    def send(self, message: Message, purpose: str) -> None:
-        """Queues a message, waiting for a credit; raises as `Transport.send` does."""
-        self._window.take(purpose)
-        self._queue.put(message)
+    def put(self, item: Message | bytes | Last) -> None:
+        """Queues what is to be written."""
+        self._queue.put(item)
 
-    def tell(self, request: bytes) -> None:
-        """Queues a request that needs no credit."""
-        self._queue.put(request)
-
-    def welcomed(self, window: int, offer: BulkOffer | None) -> None:
-        """The peer has accepted the lane; ProtocolError when it did before, or takes nothing."""
-        what = f"node {self.peer} welcomes lane {self.lane!r} with a window of {window}"
-        if window < 1:
-            raise ProtocolError(what)
-        # Before the allowance: the writer looks for an offer once it may write more.
-        first_offer, self._offer = self._offer, offer
-        if not self._allowance.welcomed(window):
-            self._offer = first_offer
-            raise ProtocolError(f"{what} a second time")
-
-    def credited(self, num_messages: int) -> None:
-        """The peer has consumed messages; ProtocolError when it cannot have."""
-        self._window.give(num_messages)
-        self._allowance.add(num_messages)
-
-    def finish(self, failure: str | None = None) -> None:
-        """Ends the stream after what is queued; `done` is set when the peer has it all."""
-        self._queue.put(_Last(farewell(failure)))
-
-    def drain(self) -> None:
-        """As `finish`, but drops messages that would first need the peer to consume others."""
-        self._allowance.end()
-        self.finish()
+    def welcomed(self, num_received: int, limit: int, offer: BulkOffer | None) -> None:
+        """The peer takes messages from that number on, up to a limit; before any is queued."""
+        self._offer = offer
+        self.num_written = num_received
+        self.allowance.welcomed(num_received, limit)
 
     def cut(self) -> None:
         """Drops what is queued, ends the stream and joins its thread."""
@@ -130,29 +110,20 @@ class OutgoingLane:
         if self._bulk is not None:
             self._bulk.close()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the peer was there and its stream was opened."""
-        return self._call is not None
-
-    def num_undelivered(self) -> int:
-        """Messages, and perhaps the farewell, that gRPC has not taken."""
-        return self._queue.qsize()
-
     def _stop_writing(self) -> None:
         self._is_cut = True
-        self._queue.put(_Last(b""))
+        self._queue.put(None)
         # The writer may wait for credits that will never come, or for room on the way.
-        self._allowance.close()
+        self.allowance.close()
         if self._bulk is not None:
             self._bulk.cut()
 
     def _requests(self) -> Iterator[bytes]:
         self._writer = threading.current_thread()
         yield self._hello
-        while True:
-            item = self._queue.get()
-            is_allowed = not isinstance(item, Message) or self._allowance.take()
+        yield from self._preface()
+        while (item := self._queue.get()) is not None:
+            is_allowed = not isinstance(item, Message) or self.allowance.take()
             if self._is_cut:
                 return
             if isinstance(item, Message):
@@ -163,9 +134,8 @@ class OutgoingLane:
             elif isinstance(item, bytes):
                 yield item
             else:
-                yield from self._resume()
                 self._has_said_all = True
-                yield item.request
+                yield farewell(item.failure, self.num_written)
                 return
             # Not to be kept until the next one comes.
             del item
@@ -174,23 +144,15 @@ class OutgoingLane:
         """A message's requests; none when it goes over the bulk connection, which it then has."""
         bulk = self._bulk_connection()
         if bulk is None:
-            yield from self._resume()
             yield from requests_of(message)
         else:
-            self._is_resumed = False
             try:
-                bulk.send(self._position, message)
+                bulk.send(self.num_written, message)
             except OSError as error:
                 # The stream ends without a farewell, and its response says why, if anything does.
-                _log.debug("bulk connection of lane %r to %d: %s", self.lane, self.peer, error)
+                _log.debug("bulk connection of lane %r: %s", self._lane, error)
                 self._is_broken = True
-        self._position += 1
-
-    def _resume(self) -> Iterator[bytes]:
-        """Tells where what follows belongs, unless that is known."""
-        if not self._is_resumed:
-            self._is_resumed = True
-            yield resume(self._position)
+        self.num_written += 1
 
     def _bulk_connection(self) -> BulkConnection | None:
         if self._bulk is None and self._offer is not None:
@@ -204,29 +166,34 @@ class OutgoingLane:
         """Called by gRPC when the stream is over, for whatever reason."""
         call = self._call
         assert call is not None
+        was_cut = self._is_cut
+        self._stop_writing()
+        if was_cut:
+            return
         try:
             if call.code() is grpc.StatusCode.OK:
                 self._take_response(call.result())
-            elif not self._is_cut:
+            else:
                 self._stream_broke(call.code(), call.details())
         except ProtocolError as error:
-            self._peers.broke_protocol(self.peer, error.message)
-        finally:
-            self.done.set()
-            self._stop_writing()
+            self._ends.refused(error.message)
 
     def _take_response(self, raw: bytes) -> None:
         response = parse_response(raw)
         if response.WhichOneof("body") == "refusal":
-            raise ProtocolError(f"it refuses lane {self.lane!r}: {response.refusal.reason}")
-        if not self._has_said_all:
-            self._peers.lost(self.peer, f"it ended lane {self.lane!r} before we did")
+            if response.refusal.is_another:
+                self._ends.is_another()
+            else:
+                raise ProtocolError(f"it refuses lane {self._lane!r}: {response.refusal.reason}")
+        elif self._has_said_all:
+            self._ends.said_all()
+        else:
+            self._ends.broke(f"it ended lane {self._lane!r} before we did")
 
     def _stream_broke(self, code: grpc.StatusCode, details: str) -> None:
-        _log.debug("lane %r to node %d broke: %s %s", self.lane, self.peer, code, details)
+        _log.debug("lane %r broke: %s %s", self._lane, code, details)
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            self._peers.broke_protocol(self.peer, "what listens there is not Ravnest")
-        elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            self._peers.broke_protocol(self.peer, f"it takes no more streams ({details})")
-        else:
-            self._peers.lost(self.peer, f"the connection broke ({details})")
+            raise ProtocolError("what listens there is not Ravnest")
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise ProtocolError(f"it takes no more streams ({details})")
+        self._ends.broke(f"the connection broke ({details})")

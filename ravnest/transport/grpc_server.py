@@ -11,7 +11,7 @@ from typing import Any, cast
 from ravnest.errors import AddressInUseError
 from ravnest.transport.address import check_bindable
 from ravnest.transport.credentials import Identity
-from ravnest.transport.grpc_incoming import IncomingLane
+from ravnest.transport.grpc_incoming import IncomingStream
 from ravnest.transport.grpc_options import METHOD, SERVER_OPTIONS, SERVICE, grpc
 from ravnest.transport.limits import MAX_LANES
 from ravnest.transport.reception import Reception
@@ -85,13 +85,13 @@ class LinkServer:
     def __init__(self, bind: str, reception: Reception, identity: Identity | None = None) -> None:
         self._reception = reception
         self._threads = _ThreadPerStream()
-        self._lanes: set[IncomingLane] = set()
+        self._streams: set[IncomingStream] = set()
         self._lock = threading.Lock()
         check_bindable(bind)
         self._server = grpc.server(
             cast(futures.ThreadPoolExecutor, self._threads),  # any executor serves
             options=SERVER_OPTIONS,
-            maximum_concurrent_rpcs=STREAMS_FOR_STRANGERS + MAX_LANES * len(reception.expected),
+            maximum_concurrent_rpcs=STREAMS_FOR_STRANGERS + MAX_LANES * len(reception.links),
         )
         handler = grpc.stream_unary_rpc_method_handler(self._serve, None, None)
         self._server.add_generic_rpc_handlers(
@@ -111,10 +111,10 @@ class LinkServer:
         self._server.stop(None).wait()
         self._threads.shutdown()
         with self._lock:
-            lanes = list(self._lanes)
-        for lane in lanes:
-            if lane.greeter.ident is not None:
-                lane.greeter.join()
+            streams = list(self._streams)
+        for stream in streams:
+            if stream.greeter.ident is not None:
+                stream.greeter.join()
 
     def _add_port(self, bind: str, identity: Identity | None) -> int:
         if identity is None:
@@ -127,14 +127,18 @@ class LinkServer:
         return self._server.add_secure_port(bind, secured)
 
     def _serve(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        lane = IncomingLane(self._reception, requests, context.peer(), _names_of(context))
+        cancel = cast(Callable[[], None], context.cancel)
+        stream = IncomingStream(
+            self._reception, requests, context.peer(), cancel, _names_of(context)
+        )
         with self._lock:
-            self._lanes.add(lane)
+            self._streams.add(stream)
+        context.add_callback(stream.terminated)
         try:
-            return lane.serve()
+            return stream.serve()
         finally:
             with self._lock:
-                self._lanes.discard(lane)
+                self._streams.discard(stream)
 
 
 def _names_of(context: grpc.ServicerContext) -> frozenset[str]:

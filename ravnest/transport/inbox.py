@@ -19,14 +19,13 @@ from ravnest.transport.peers import PeerTable, Waiting
 class _Lane:
     give_credit: Callable[[], None]
     window: int
-    is_open: bool = True
     messages: deque[Message] = field(default_factory=deque)
 
 
 class Inbox:
     """Messages that have arrived and are not consumed yet, by peer and lane.
 
-    Queues stay after their stream has ended, so that what was delivered can still be taken.
+    Queues stay when their lane is over, so that what was delivered can still be taken.
     """
 
     def __init__(self, peers: PeerTable) -> None:
@@ -34,7 +33,7 @@ class Inbox:
         self._lanes: dict[tuple[int, str], _Lane] = {}
 
     def open_lane(self, peer: int, lane: str, give_credit: Callable[[], None], window: int) -> None:
-        """Announces a stream of a peer.
+        """Announces a lane of a peer.
 
         Args:
             window: messages of the lane that may be here unconsumed.
@@ -42,22 +41,12 @@ class Inbox:
                 a lock.
 
         Raises:
-            ProtocolError: the peer has that lane open or had it before, or has too many.
+            ProtocolError: the peer has too many.
         """
         with self._peers.condition:
-            if (peer, lane) in self._lanes:
-                taken = "open" if self._lanes[peer, lane].is_open else "over"
-                raise ProtocolError(
-                    f"node {peer} opens lane {lane!r} again; it is {taken}, expected one stream"
-                )
             if sum(owner == peer for owner, _ in self._lanes) >= MAX_LANES:
                 raise ProtocolError(f"node {peer} opens more lanes than the {MAX_LANES} allowed")
             self._lanes[peer, lane] = _Lane(give_credit, window)
-
-    def close_lane(self, peer: int, lane: str) -> None:
-        """The stream has ended; what it delivered stays."""
-        with self._peers.condition:
-            self._lanes[peer, lane].is_open = False
 
     def deliver(self, peer: int, lane: str, message: Message) -> None:
         """Queues a message that arrived on an open lane.

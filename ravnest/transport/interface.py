@@ -55,6 +55,8 @@ class TransportSettings:
         report_every_s: a longer wait is reported in the log this often.
         window: messages a sender may have unconsumed at the receiver, per lane.
         max_payload_bytes: a larger message from a peer is a protocol error.
+        reconnect_s: how long a link that broke may take to come back before the peer is lost;
+            0: it is at once. A wait for the peer ends after `timeout_s` all the same.
         bulk: offer a second port, a free one, where peers may bring messages to without
             gRPC's copies; those that cannot reach it send them over gRPC.
     """
@@ -63,6 +65,7 @@ class TransportSettings:
     report_every_s: float = 10.0
     window: int = 16
     max_payload_bytes: int = 1 << 40
+    reconnect_s: float = 60.0
     bulk: bool = True
 
     def __post_init__(self) -> None:
@@ -70,6 +73,8 @@ class TransportSettings:
             # Written so that NaN is refused too.
             if not (value := getattr(self, name)) > 0:
                 raise ConfigError(f"{name} is {value}, expected a positive number")
+        if not self.reconnect_s >= 0:
+            raise ConfigError(f"reconnect_s is {self.reconnect_s}, expected seconds, or 0 for off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,8 @@ class Transport(abc.ABC):
 
         The stream is opened by the first send and may be opened before the peer is there: until
         it comes, messages wait. The buffers of the payload must not change before the
-        receiver has them; senders hand over fresh or immutable buffers.
+        receiver has them; senders hand over fresh or immutable buffers. They are held until the
+        receiver says so, to be sent again should the link break.
 
         Args:
             purpose: what is sent, in words, for the log and for errors.
@@ -126,7 +132,8 @@ class Transport(abc.ABC):
 
         Args:
             purpose: what is awaited, in words, for the log and for errors.
-            within_s: an earlier deadline than `timeout_s`, for this message alone.
+            within_s: an earlier deadline than `timeout_s`, for this message alone; it does not
+                count once the link to the peer breaks meanwhile.
 
         Raises:
             PeerUnreachableError: the peer did not come within `timeout_s`.

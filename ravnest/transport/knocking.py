@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from ravnest.errors import ProtocolError
-from ravnest.transport.address import accepts_connections, connect
+from ravnest.transport.address import connect
 from ravnest.transport.credentials import Identity, words_of
 
 _FIX = "both need certificates of one authority"
 
 
-class _Answer(Enum):
-    NONE = auto()
-    """Nobody is there, or nobody yet."""
-    END = auto()
-    """A handshake, and then nothing more."""
-    WORDS = auto()
-    """A handshake, and then what gRPC says first."""
+class Answer(Enum):
+    """What came of knocking at a peer's door."""
+
+    OPEN = auto()
+    """The peer is there."""
+    REFUSED = auto()
+    """The host says that nobody listens there."""
+    SILENT = auto()
+    """The host has connected, and whoever listens says nothing."""
+    ENDED = auto()
+    """It ended before whoever listens said anything."""
+    AWAY = auto()
+    """The host is not to be reached, or nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +43,21 @@ class Door:
     name: str
     identity: Identity | None = None
 
-    def is_open(self) -> bool:
-        """Tries to connect; true when the peer is there.
+    def knock(self) -> Answer:
+        """Tries to connect.
 
         Raises:
-            ProtocolError: it is, but one of both does not accept the other's certificate.
+            ProtocolError: both cannot talk: one has TLS and the other has not, or this node does
+                not accept the peer's certificate.
         """
-        if self.identity is None:
-            return accepts_connections(self.address)
-        answer = self._answer(self.identity.connecting)
-        if answer is _Answer.END:
-            # A server about to close, which then is not there any more, or one that refuses ours.
-            answer = self._answer(self.identity.connecting)
-        if answer is _Answer.END:
-            raise ProtocolError(f"it does not accept this node's certificate; {_FIX}")
-        return answer is _Answer.WORDS
-
-    def _answer(self, context: ssl.SSLContext) -> _Answer:
         try:
-            with (
-                connect(self.address) as plain,
-                context.wrap_socket(plain, server_hostname=self.name) as secured,
-            ):
-                return _first_answer(secured)
+            with connect(self.address) as plain:
+                if self.identity is None:
+                    return _first_answer(plain)
+                context = self.identity.connecting
+                with context.wrap_socket(plain, server_hostname=self.name) as secured:
+                    # Only what comes after it shows whether our certificate was accepted.
+                    return _first_answer(secured)
         except ssl.SSLCertVerificationError as error:
             raise ProtocolError(
                 f"its certificate is not accepted: {words_of(error)}; expected one of the "
@@ -69,16 +68,34 @@ class Door:
                 raise ProtocolError(
                     "it does not use TLS, and this node does; give both credentials, or none"
                 ) from error
-            return _Answer.NONE
+            return Answer.AWAY
+        except ConnectionRefusedError:
+            return Answer.REFUSED
         except OSError:
-            return _Answer.NONE
+            return Answer.AWAY
+
+    def is_open(self) -> bool:
+        """Whether a peer that was not there before is there.
+
+        Raises:
+            ProtocolError: as `knock`, or the peer does not accept this node's certificate.
+        """
+        answer = self.knock()
+        if self.identity is not None and answer is Answer.ENDED:
+            # A server about to close, which then is not there any more, or one that refuses ours.
+            answer = self.knock()
+            if answer is Answer.ENDED:
+                raise ProtocolError(f"it does not accept this node's certificate; {_FIX}")
+        return answer is Answer.OPEN
 
 
-def _first_answer(secured: ssl.SSLSocket) -> _Answer:
-    """Only what comes after the handshake shows whether our certificate was accepted."""
+def _first_answer(connected: socket.socket) -> Answer:
+    """A gRPC server speaks first."""
     try:
-        return _Answer.WORDS if secured.recv(1) else _Answer.END
+        return Answer.OPEN if connected.recv(1) else Answer.ENDED
     except (ssl.SSLError, ConnectionError):  # an alert, or not even that
-        return _Answer.END
+        return Answer.ENDED
+    except TimeoutError:
+        return Answer.SILENT
     except OSError:
-        return _Answer.NONE
+        return Answer.AWAY

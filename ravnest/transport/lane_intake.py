@@ -1,124 +1,149 @@
-"""The messages of one lane, over gRPC and over its bulk connection, into the inbox in order."""
+"""The receiving end of one lane: how far it is, and which stream brings the next message."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from ravnest.errors import ProtocolError
-from ravnest.transport.bulk_connection import BulkConnection, BulkHead
-from ravnest.transport.envelope import (
-    CONTROL_LANE,
-    MAX_CHUNK_BYTES,
-    check_payload,
-    check_sizes,
-    credit,
-)
-from ravnest.transport.interface import Message
-from ravnest.transport.lane_order import LaneOrder
-from ravnest.transport.pb import link_pb2
-from ravnest.transport.reception import Reception
+from ravnest.transport.backlog import Progress
+from ravnest.transport.bulk_connection import BulkOffer
+from ravnest.transport.envelope import credit, refusal_of, welcome
+from ravnest.transport.inbox import Inbox
+from ravnest.transport.interface import Message, TransportSettings
 from ravnest.transport.window import ReceiveWindow
 
 
 class LaneIntake:
-    """Opens the lane in the inbox; `end` closes it.
+    """One lane of a peer, over as many streams as links break.
 
-    Attributes:
-        offer: where the sender may bring messages, None when it may not.
-        problem: why what came over the bulk connection was refused.
+    One stream at a time brings messages: the one on the newest connection. Each message is counted
+    when it comes, whole, so the next stream begins with the one after it.
+
+    Args:
+        tell: sends a request to the peer, on the control lane to it.
 
     Raises:
         ProtocolError: the peer may not open that lane.
     """
 
-    def __init__(self, reception: Reception, sender: int, lane: str) -> None:
-        self.problem: str | None = None
-        self._reception = reception
+    def __init__(
+        self,
+        settings: TransportSettings,
+        inbox: Inbox,
+        sender: int,
+        lane: str,
+        tell: Callable[[bytes], None],
+    ) -> None:
         self.sender = sender
         self.lane = lane
-        self.is_control = lane == CONTROL_LANE
-        size = reception.settings.window
-        self._window = ReceiveWindow(size, self._give)
-        self._order = LaneOrder(lane, size, self._deliver)
-        self._position = 0  # of the next message over gRPC
+        self._size = settings.window
+        self._inbox = inbox
+        self._tell = tell
+        self._window = ReceiveWindow(self._size, self._tell_progress)
+        self._change = threading.Condition()
+        self._connection = 0
+        self._cut: Callable[[], None] | None = None  # of the stream that brings messages
+        self._offer: BulkOffer | None = None
         self._is_over = False
-        reception.inbox.open_lane(sender, lane, self._window.consumed, size)
-        self.offer = None
-        if reception.bulk is not None and not self.is_control:
-            self.offer = reception.bulk.offer(self._serve_bulk)
+        inbox.open_lane(sender, lane, self._window.consumed, self._size)
 
-    def take_whole(self, header: bytes, whole: memoryview) -> None:
-        """A small message over gRPC; raises as `LaneOrder.let_through`."""
-        check_payload(whole.nbytes, self._reception.settings.max_payload_bytes)
-        payload = self._reception.pool.take(whole.nbytes)
-        payload[:] = whole
-        self._next_is(Message(header, (payload,)))
+    def begin(self, connection: int, cut: Callable[[], None]) -> bool:
+        """A stream of a newer connection brings the messages; false when nothing more is to come.
 
-    def take_announced(
-        self, announcement: link_pb2.Announcement, next_chunk: Callable[[], bytes]
-    ) -> None:
-        """A large message over gRPC, in chunks; raises as `LaneOrder.let_through`."""
-        payload = self._room(len(announcement.header), announcement.num_bytes)
-        offset, num_bytes = 0, payload.nbytes
-        while offset < num_bytes:
-            chunk = next_chunk()
-            if not 0 < len(chunk) <= min(MAX_CHUNK_BYTES, num_bytes - offset):
+        Args:
+            cut: ends that stream; called when a newer one begins.
+
+        Raises:
+            ProtocolError: the lane was opened on this connection before, or on a newer one.
+        """
+        with self._change:
+            if connection <= self._connection:
                 raise ProtocolError(
-                    f"a chunk of {len(chunk)} bytes came; at most {MAX_CHUNK_BYTES} are allowed "
-                    f"and {num_bytes - offset} were left of the payload"
+                    f"node {self.sender} opens lane {self.lane!r} again on its connection "
+                    f"{connection}; expected a newer one than {self._connection}"
                 )
-            payload[offset : offset + len(chunk)] = chunk
-            offset += len(chunk)
-        self._next_is(Message(announcement.header, (payload,)))
-
-    def resume(self, position: int) -> None:
-        """Waits until the bulk connection has brought what is before a position."""
-        self._order.wait_for(position)
-        self._position = position
-
-    def end(self) -> None:
-        """The lane is over; what it delivered stays."""
-        self._is_over = True
-        self._order.end()
-        if self.offer is not None and self._reception.bulk is not None:
-            self._reception.bulk.withdraw(self.offer)
-        self._reception.inbox.close_lane(self.sender, self.lane)
-
-    def _serve_bulk(self, connection: BulkConnection) -> None:
-        try:
-            while (head := connection.receive_head()) is not None:
-                self._take_bulk(connection, head)
-        except ProtocolError as error:
-            # The sender finds its connection cut and ends the stream, whose response says why.
-            self.problem = error.message
-            self._reception.peers.broke_protocol(self.sender, error.message)
-            connection.cut()
-        except OSError as error:
+            self._connection, before = connection, self._cut
             if not self._is_over:
-                cause = f"the bulk connection of its lane {self.lane!r} broke ({error})"
-                self._reception.peers.lost(self.sender, cause)
+                self._cut = cut
+            self._change.notify_all()
+            is_over = self._is_over
+        if before is not None:
+            before()
+        return not is_over
 
-    def _take_bulk(self, connection: BulkConnection, head: BulkHead) -> None:
-        payload = self._room(head.header_bytes, head.num_bytes)
-        header = bytearray(head.header_bytes)
-        connection.receive_into(memoryview(header))
-        connection.receive_into(payload)
-        self._order.let_through(head.position, Message(bytes(header), (payload,)))
+    def welcome(self, connection: int, offer: BulkOffer | None) -> None:
+        """Has the sender go on, with what did not come before this stream."""
+        with self._change:
+            if connection == self._connection:
+                self._offer = offer
+                self._tell(self._welcome())
 
-    def _room(self, header_bytes: int, num_bytes: int) -> memoryview:
-        check_sizes(header_bytes, num_bytes, self._reception.settings.max_payload_bytes)
-        try:
-            return self._reception.pool.take(num_bytes)
-        except (MemoryError, OverflowError, OSError) as error:
-            raise ProtocolError(f"no memory for the {num_bytes} bytes announced") from error
+    def refuse(self, reason: str) -> None:
+        """Tells the sender that what it sent is not accepted."""
+        self._tell(refusal_of(self.lane, reason))
 
-    def _next_is(self, message: Message) -> None:
-        self._order.let_through(self._position, message)
-        self._position += 1
+    def standing(self) -> bytes | None:
+        """What a sender has to know that may have missed everything; None: nothing."""
+        with self._change:
+            return None if self._cut is None else self._welcome()
 
-    def _deliver(self, message: Message) -> None:
-        self._window.arrived()
-        self._reception.inbox.deliver(self.sender, self.lane, message)
+    @property
+    def progress(self) -> Progress:
+        """How far the lane is."""
+        with self._change:
+            return self._window.progress
 
-    def _give(self, num_credits: int) -> None:
-        self._reception.reply(self.sender, credit(self.lane, num_credits))
+    def deliver(
+        self, connection: int, number: int, message: Message, *, is_followed: bool = False
+    ) -> None:
+        """Takes a message that came whole on that connection.
+
+        Args:
+            is_followed: as in `ReceiveWindow.arrived`.
+
+        Raises:
+            ConnectionError: a newer stream has taken over, or none brings messages any more.
+            ProtocolError: it is not the next message, or the sender has no credit for it.
+        """
+        with self._change:
+            self._check(connection)
+            if number != (expected := self._window.progress.num_received):
+                raise ProtocolError(
+                    f"message {number} came on lane {self.lane!r}, expected {expected}"
+                )
+            self._window.arrived(message.num_bytes, is_followed=is_followed)
+            self._inbox.deliver(self.sender, self.lane, message)
+            self._change.notify_all()
+
+    def finish(self, connection: int, num_messages: int) -> None:
+        """Waits until all messages of the lane have come: then it is over; raises as `deliver`."""
+        with self._change:
+            while (num_received := self._window.progress.num_received) < num_messages:
+                self._check(connection)
+                self._change.wait()
+            if num_received > num_messages:
+                raise ProtocolError(
+                    f"lane {self.lane!r} is said to have {num_messages} messages; "
+                    f"{num_received} came"
+                )
+            self._check(connection)
+            self._is_over = True
+            self._cut = None
+
+    def leave(self, connection: int) -> None:
+        """The stream of that connection brings nothing more."""
+        with self._change:
+            if connection == self._connection:
+                self._cut = None
+                self._change.notify_all()
+
+    def _check(self, connection: int) -> None:
+        if connection != self._connection or self._cut is None:
+            raise ConnectionError(f"connection {connection} of lane {self.lane!r} is over")
+
+    def _welcome(self) -> bytes:
+        return welcome(self.lane, self._size, self._connection, self._window.progress, self._offer)
+
+    def _tell_progress(self, progress: Progress) -> None:
+        self._tell(credit(self.lane, progress))

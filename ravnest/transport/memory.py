@@ -13,7 +13,8 @@ from ravnest.transport.inbox import Inbox
 from ravnest.transport.interface import Message, Transport, TransportSettings
 from ravnest.transport.limits import check_header, check_lane
 from ravnest.transport.payload import joined
-from ravnest.transport.peers import Lifecycle, PeerTable
+from ravnest.transport.peer_state import Lifecycle
+from ravnest.transport.peers import PeerTable
 from ravnest.transport.window import SendWindow
 
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeVar
 
 from ravnest.errors import (
@@ -21,42 +20,11 @@ from ravnest.errors import (
     TransportError,
 )
 from ravnest.transport.interface import TransportSettings
+from ravnest.transport.peer_state import Lifecycle, PeerState
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class PeerState(StrEnum):
-    """What is known of a peer; the three last states are final."""
-
-    ABSENT = "absent"
-    CONNECTED = "connected"
-    LEFT = "left"
-    FAILED = "failed"
-    LOST = "lost"
-
-    @property
-    def is_final(self) -> bool:
-        """Whether nothing will come from that peer, nor reach it, any more."""
-        return not _NEXT[self]
-
-
-_NEXT: dict[PeerState, frozenset[PeerState]] = {
-    PeerState.ABSENT: frozenset(PeerState) - {PeerState.ABSENT},
-    PeerState.CONNECTED: frozenset({PeerState.LEFT, PeerState.FAILED, PeerState.LOST}),
-    PeerState.LEFT: frozenset(),
-    PeerState.FAILED: frozenset(),
-    PeerState.LOST: frozenset(),
-}
-
-
-class Lifecycle(StrEnum):
-    """Where the transport itself stands."""
-
-    NEW = "not started"
-    OPEN = "open"
-    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +36,7 @@ class Waiting:
         action: what it has to do: "send", or "take in" when a window is exhausted.
         lane: the lane it concerns.
         purpose: the caller's words, such as "gradient of microbatch 0.17".
-        within_s: an earlier deadline than that of the transport.
+        within_s: an earlier deadline than that of the transport, for a peer whose link holds.
     """
 
     peer: int
@@ -146,8 +114,12 @@ class PeerTable:
             return self._states.get(peer, PeerState.ABSENT)
 
     def connected(self, peer: int) -> None:
-        """The peer has come."""
+        """The peer has come, or is back."""
         self._move(peer, PeerState.CONNECTED, None)
+
+    def broke(self, peer: int) -> None:
+        """The link to the peer broke; it is to be made again."""
+        self._move(peer, PeerState.RECONNECTING, None)
 
     def left(self, peer: int) -> None:
         """The peer said goodbye."""
@@ -171,7 +143,7 @@ class PeerTable:
 
     def _move(self, peer: int, state: PeerState, ending: _Ending | None) -> None:
         with self.condition:
-            if state not in _NEXT[self._states.get(peer, PeerState.ABSENT)]:
+            if not self._states.get(peer, PeerState.ABSENT).may_become(state):
                 return  # Late news of a peer whose ending is known: the first cause stands.
             self._states[peer] = state
             if ending is not None:
@@ -201,7 +173,7 @@ class PeerTable:
             TransportError: this transport was closed meanwhile.
         """
         started = time.monotonic()
-        deadline = started + self._deadline_s(waiting)
+        limit_s = self._limit_s(waiting)
         report_at = started + self._settings.report_every_s
         while True:
             with self.condition:
@@ -209,17 +181,20 @@ class PeerTable:
                     if (value := attempt()) is not None:
                         return value
                     self._raise_if_hopeless(waiting)
-                    now = time.monotonic()
+                    if self.state(waiting.peer) is PeerState.RECONNECTING:
+                        # An earlier deadline is for peers that could answer.
+                        limit_s = self._settings.timeout_s
+                    now, deadline = time.monotonic(), started + limit_s
                     if now >= min(report_at, deadline):
                         break
                     self.condition.wait(min(report_at, deadline) - now)
             # Outside the lock: to find out why a peer is away takes a while.
             if now >= deadline:
-                raise self._too_late(waiting)
-            self._report(waiting, now - started)
+                raise self._too_late(waiting, limit_s)
+            self._report(waiting, now - started, limit_s)
             report_at = now + self._settings.report_every_s
 
-    def _deadline_s(self, waiting: Waiting) -> float:
+    def _limit_s(self, waiting: Waiting) -> float:
         longest = self._settings.timeout_s
         return longest if waiting.within_s is None else min(waiting.within_s, longest)
 
@@ -231,11 +206,13 @@ class PeerTable:
                 f"to {waiting.action} {waiting.purpose})"
             )
 
-    def _report(self, waiting: Waiting, waited_s: float) -> None:
-        absent = self.state(waiting.peer) is PeerState.ABSENT
-        standing = f"never seen; last error: {self._probe(waiting.peer)}" if absent else "connected"
+    def _report(self, waiting: Waiting, waited_s: float, limit_s: float) -> None:
+        state = self.state(waiting.peer)
+        standing: str = state
+        if state is PeerState.ABSENT:
+            standing = f"never seen; last error: {self._probe(waiting.peer)}"
         _log.log(
-            logging.WARNING if absent else logging.INFO,
+            logging.INFO if state is PeerState.CONNECTED else logging.WARNING,
             "node %d is waiting for node %d at %s to %s %s, %.0f s of %g s; %s",
             self._node_id,
             waiting.peer,
@@ -243,20 +220,21 @@ class PeerTable:
             waiting.action,
             waiting.purpose,
             waited_s,
-            self._deadline_s(waiting),
+            limit_s,
             standing,
         )
 
-    def _too_late(self, waiting: Waiting) -> TransportError:
-        peer, place, timeout_s = waiting.peer, self._locate(waiting.peer), self._deadline_s(waiting)
-        if self.state(peer) is PeerState.ABSENT:
+    def _too_late(self, waiting: Waiting, limit_s: float) -> TransportError:
+        peer, place = waiting.peer, self._locate(waiting.peer)
+        state = self.state(peer)
+        if state is PeerState.ABSENT:
             return PeerUnreachableError(
-                f"node {peer} at {place} did not come within {timeout_s:g} s; "
+                f"node {peer} at {place} did not come within {limit_s:g} s; "
                 f"last error: {self._probe(peer)}; it was to {waiting.action} {waiting.purpose}",
                 hint=f"start node_{peer}, and see that {place} is its address and is not blocked",
             )
         return PeerLostError(
-            f"node {peer} at {place} is connected but did not {waiting.action} {waiting.purpose} "
-            f"on lane {waiting.lane!r} within {timeout_s:g} s",
+            f"node {peer} at {place} is {state} but did not {waiting.action} {waiting.purpose} "
+            f"on lane {waiting.lane!r} within {limit_s:g} s",
             hint=f"see the log of node_{peer}; raise timeout_s when a step may take that long",
         )

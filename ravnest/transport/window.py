@@ -6,8 +6,14 @@ import threading
 from collections.abc import Callable
 
 from ravnest.errors import ProtocolError
+from ravnest.transport.backlog import Progress
 from ravnest.transport.interface import TransportSettings
 from ravnest.transport.peers import PeerTable, Waiting
+
+# A sender keeps less than that of a lane because of messages which were received long ago; more
+# while others follow them closely, since to say so takes as long as to move a MiB.
+MAX_KEPT_BYTES = 16 << 20
+MAX_KEPT_IN_STREAM_BYTES = 64 << 20
 
 
 class SendWindow:
@@ -51,42 +57,40 @@ class SendWindow:
 
 
 class Allowance:
-    """Messages that the writer of one lane may still write, as far as the peer has said.
+    """How many messages of a lane its writer may have written, as far as the peer has said.
 
-    One from the start: every window has room for it, so it follows the Hello without waiting.
+    Nothing until the peer has welcomed the stream.
     """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._left = 1
+        self._limit = 0
+        self._num_written = 0
         self._is_welcome = False
         self._is_ending = False
         self._is_over = False
 
-    def welcomed(self, window: int) -> bool:
-        """The peer takes that many; false when it has said so before."""
+    def welcomed(self, num_written: int, limit: int) -> None:
+        """The peer has so many, and takes more up to a limit, both since the lane began."""
         with self._condition:
-            if self._is_welcome:
-                return False
             self._is_welcome = True
-            self._left += window - 1
+            self._num_written, self._limit = num_written, limit
             self._condition.notify_all()
-            return True
 
-    def add(self, num_messages: int) -> None:
+    def extend(self, limit: int) -> None:
         """The peer takes more."""
         with self._condition:
-            self._left += num_messages
+            self._limit = max(self._limit, limit)
             self._condition.notify_all()
 
     def take(self) -> bool:
         """Waits until one more may be written; false, from then on, when none may any more."""
         with self._condition:
             self._condition.wait_for(self._is_settled)
-            if self._is_over or not self._left:
+            if self._is_over or self._num_written >= self._limit:
                 self._is_over = True
                 return False
-            self._left -= 1
+            self._num_written += 1
             return True
 
     def end(self) -> None:
@@ -102,48 +106,68 @@ class Allowance:
             self._condition.notify_all()
 
     def _is_settled(self) -> bool:
-        return self._is_over or self._left > 0 or (self._is_ending and self._is_welcome)
+        has_room = self._num_written < self._limit
+        return self._is_over or has_room or (self._is_ending and self._is_welcome)
 
 
 class ReceiveWindow:
-    """Gathers the credits of one lane, so that a stream of messages needs few of them.
+    """Counts the messages of one lane that came and that were consumed, and says so now and then.
 
     Credits are held back while the sender is sure to have some: as long as less than half a window
     has arrived since the last ones. A sender out of credits has a whole window on its way; once
     that has arrived every consumed message is credited at once. So nobody waits for what is held
-    back.
+    back. What says how many were consumed says how many came as well, and is said early when the
+    sender keeps many bytes for a link that may break.
 
     Args:
-        give: sends that many credits to the sender; called from the thread that consumes or the one
-            that receives.
+        tell: says both to the sender; called from the thread that consumes or the one that
+            receives.
     """
 
-    def __init__(self, window: int, give: Callable[[int], None]) -> None:
+    def __init__(self, window: int, tell: Callable[[Progress], None]) -> None:
         self._threshold = max(1, window // 2)
-        self._give = give
+        self._tell = tell
         self._lock = threading.Lock()
-        self._uncredited = 0
-        self._consumed = 0
+        self._progress = Progress()
+        self._num_credited = 0
+        self._unacknowledged_bytes = 0
 
-    def arrived(self) -> None:
-        """A message came; to call before anybody can consume it."""
+    @property
+    def progress(self) -> Progress:
+        """How far the lane is."""
         with self._lock:
-            self._uncredited += 1
-            num_credits = self._take()
-        if num_credits:
-            self._give(num_credits)
+            return self._progress
+
+    def arrived(self, num_bytes: int, *, is_followed: bool = False) -> None:
+        """A message came, with a payload of that size; to call before anybody can consume it.
+
+        Args:
+            is_followed: some of the next message is here already.
+        """
+        with self._lock:
+            before = self._progress
+            self._progress = Progress(before.num_received + 1, before.num_consumed)
+            self._unacknowledged_bytes += num_bytes
+            news = self._news(MAX_KEPT_IN_STREAM_BYTES if is_followed else MAX_KEPT_BYTES)
+        if news is not None:
+            self._tell(news)
 
     def consumed(self) -> None:
         """A message that came was consumed."""
         with self._lock:
-            self._consumed += 1
-            num_credits = self._take()
-        if num_credits:
-            self._give(num_credits)
+            before = self._progress
+            self._progress = Progress(before.num_received, before.num_consumed + 1)
+            news = self._news(MAX_KEPT_IN_STREAM_BYTES)
+        if news is not None:
+            self._tell(news)
 
-    def _take(self) -> int:
-        if self._uncredited < self._threshold:
-            return 0
-        num_credits, self._consumed = self._consumed, 0
-        self._uncredited -= num_credits
-        return num_credits
+    def _news(self, max_kept_bytes: int) -> Progress | None:
+        """How far the lane is, if the sender should hear of it."""
+        now = self._progress
+        has_credits = now.num_consumed > self._num_credited
+        is_short = now.num_received - self._num_credited >= self._threshold
+        if not (has_credits and is_short) and self._unacknowledged_bytes < max_kept_bytes:
+            return None
+        self._num_credited = now.num_consumed
+        self._unacknowledged_bytes = 0
+        return now

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 import pytest
+from cutting_proxy import CuttingProxy
+from proxied_pair import Pair
 from transport_support import PLAN, QUICK, free_address
 
+from ravnest.transport import bulk_listener
+from ravnest.transport.bulk_listener import BulkListener
 from ravnest.transport.grpc_transport import GrpcTransport
 from ravnest.transport.interface import PeerAddress, Transport, TransportSettings
 from ravnest.transport.memory import MemoryNetwork
@@ -111,3 +115,23 @@ def in_thread() -> Callable[[Callable[[], object]], Running]:
         return running
 
     return run
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
+    pairs: list[Pair] = []
+    offer = BulkListener.offer
+
+    def through(self: BulkListener, serve: bulk_listener.Serve) -> object:
+        made = offer(self, serve)
+        return replace(made, port=pairs[-1].proxy.port_for(made.port))
+
+    monkeypatch.setattr(BulkListener, "offer", through)
+
+    def make(budgets: Iterable[int | None] = ()) -> Pair:
+        pairs.append(Pair(CuttingProxy(budgets)))
+        return pairs[-1]
+
+    yield make
+    for each in pairs:
+        each.end()

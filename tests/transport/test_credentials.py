@@ -5,15 +5,14 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import trustme
-from transport_support import PLAN, QUICK, free_address
+from transport_support import PLAN, QUICK, free_address, issue
 
 from ravnest.errors import ConfigError, ProtocolError
 from ravnest.transport.bulk_connection import BulkConnection
-from ravnest.transport.credentials import Credentials, load_identity
+from ravnest.transport.credentials import load_identity
 from ravnest.transport.grpc_transport import GrpcTransport
 from ravnest.transport.interface import Message, PeerAddress
 
@@ -28,19 +27,6 @@ def authority() -> trustme.CA:
 @pytest.fixture(scope="module")
 def stranger() -> trustme.CA:
     return trustme.CA()
-
-
-def issue(
-    folder: Path, authority: trustme.CA, name: str, trusted: trustme.CA | None = None
-) -> Credentials:
-    """Files of a node; what it trusts may be another authority than its own."""
-    folder.mkdir(exist_ok=True)
-    issued = authority.issue_cert(name)
-    files = Credentials(folder / "certificate.pem", folder / "key.pem", folder / "authority.pem")
-    issued.cert_chain_pems[0].write_to_path(files.certificate)
-    issued.private_key_pem.write_to_path(files.key)
-    (trusted or authority).cert_pem.write_to_path(files.authority)
-    return files
 
 
 @pytest.fixture
@@ -120,7 +106,8 @@ def test_a_certificate_of_another_node_is_refused(make, grpc_nodes, tmp_path, au
     b = make(1)
     peers = [PeerAddress(1, grpc_nodes.addresses[1])]
     seven = GrpcTransport(7, free_address(), peers, PLAN, QUICK, credentials=files)
-    seven.node_id = 0  # what it says in its Hello
+    outbound = seven._outbounds[1]
+    outbound._sender = replace(outbound._sender, node_id=0)  # what it says in its Hello
     grpc_nodes.made.append(seven)
     seven.start()
     with pytest.raises(ProtocolError, match="node 0 came with a certificate for node-7"):

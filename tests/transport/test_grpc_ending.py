@@ -9,12 +9,12 @@ import pytest
 from transport_support import QUICK
 
 from ravnest.errors import PeerFailedError
-from ravnest.transport import grpc_transport
+from ravnest.transport import parting
 from ravnest.transport.interface import Message
 
 
 def test_messages_under_way_arrive_before_the_failure(grpc_nodes, in_thread, monkeypatch):
-    monkeypatch.setattr(grpc_transport, "DRAIN_S", 60.0)
+    monkeypatch.setattr(parting, "DRAIN_S", 60.0)
     a, b = grpc_nodes.start(0), grpc_nodes.start(1)
     a.send(1, "seen", Message(b"alive"), purpose="it")
     b.receive(0, "seen", purpose="it")
@@ -29,7 +29,7 @@ def test_messages_under_way_arrive_before_the_failure(grpc_nodes, in_thread, mon
 
 
 def test_messages_without_room_do_not_hold_a_failure_back(grpc_nodes, monkeypatch):
-    monkeypatch.setattr(grpc_transport, "DRAIN_S", 60.0)
+    monkeypatch.setattr(parting, "DRAIN_S", 60.0)
     a, b = grpc_nodes.start(0), grpc_nodes.start(1, replace(QUICK, window=2))
     for i in range(QUICK.window):
         a.send(1, "forward", Message(b"%d" % i), purpose="it")

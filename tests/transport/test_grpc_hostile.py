@@ -6,26 +6,31 @@ import contextlib
 import queue
 import socket
 from collections.abc import Callable, Iterator
+from concurrent import futures
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transport_support import PLAN, QUICK
+from transport_support import PLAN, QUICK, hello
 
 from ravnest.errors import ProtocolError
+from ravnest.transport.backlog import Progress
 from ravnest.transport.envelope import (
     MAX_CHUNK_BYTES,
     MAX_WHOLE_BYTES,
     credit,
     farewell,
-    hello,
+    parse_request,
     parse_response,
+    received,
+    refusal_of,
     welcome,
 )
 from ravnest.transport.grpc_options import METHOD, SERVICE, grpc
 from ravnest.transport.grpc_server import LinkServer
 from ravnest.transport.inbox import Inbox
+from ravnest.transport.intakes import Intakes
 from ravnest.transport.interface import Formats, Message
 from ravnest.transport.payload import BufferPool
 from ravnest.transport.pb import link_pb2
@@ -98,6 +103,9 @@ def test_malformed_requests_are_refused_and_counted(grpc_nodes, talk):
         (announcement(0), "began with announcement"),
         (hello("f" * 64, 0, 1, "x"), "plan"),
         (hello(PLAN, 0, 2, "x"), "for node 2"),
+        (hello(PLAN, 0, 1, "x", incarnation=b"short"), "an incarnation of 5 bytes"),
+        (hello(PLAN, 0, 1, "x", expected=b"x" * 16), "goes on with a process that was here before"),
+        (hello(PLAN, 0, 1, "x", connection=0), "connection 0 came"),
         (hello(PLAN, -5, 1, "x"), "node -5 came"),
         (hello(PLAN, 0, 1, "x" * 200), "200 characters"),
         (
@@ -110,7 +118,7 @@ def test_malformed_requests_are_refused_and_counted(grpc_nodes, talk):
         ),
         (
             link_pb2.ToReceiver(hello=link_pb2.Hello(version=99, lane="x")).SerializeToString(),
-            "version 99 came, 3 is expected",
+            "version 99 came, 4 is expected",
         ),
     ],
 )
@@ -134,8 +142,9 @@ def test_a_wrong_first_request_is_refused_and_does_not_touch_the_real_peer(
         ([b"\0\xff\xff\xff\xff" + bytes(1 << 20)], "payload begins at 4294967300"),
         ([bytes(MAX_WHOLE_BYTES + 6)], f"at most {MAX_WHOLE_BYTES} bytes"),
         ([b"\0\0\0\0\x01h"] * (QUICK.window + 1), "more than the 4 messages"),
-        ([welcome("x", 4)], "unexpected welcome"),
-        ([credit("x", 1)], "unexpected credit"),
+        ([welcome("x", 4, 1, Progress())], "unexpected welcome"),
+        ([credit("x", Progress(1, 1))], "unexpected credit"),
+        ([refusal_of("x", "no")], "unexpected refusal"),
         ([announcement(100_000), bytes(100_001)], "chunk of 100001 bytes"),
         ([announcement(100_000), b""], "chunk of 0 bytes"),
         ([announcement(1 << 30), bytes(MAX_CHUNK_BYTES + 1)], "chunk of"),
@@ -150,25 +159,69 @@ def test_a_peer_that_breaks_the_protocol_is_cut_and_told(grpc_nodes, talk, reque
     assert reason in str(caught.value)
 
 
+@pytest.fixture
+def silent_node(grpc_nodes) -> Iterator[queue.SimpleQueue[bytes]]:
+    """Something at the address of node 0 that takes every stream and never answers.
+
+    Gives the lane of each stream that is opened.
+    """
+    opened: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def swallow(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        with contextlib.suppress(Exception):
+            opened.put(parse_request(next(requests)).hello.lane)
+            for _ in requests:
+                pass
+        return received()
+
+    pool = futures.ThreadPoolExecutor(4)
+    server = grpc.server(pool)
+    handler = grpc.stream_unary_rpc_method_handler(swallow, None, None)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+    )
+    server.add_insecure_port(grpc_nodes.addresses[0])
+    server.start()
+    yield opened
+    server.stop(None).wait()
+    pool.shutdown()
+
+
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [
-        ([welcome("never", 4)], "'never', which this node has not opened"),
-        ([welcome("", 4)], "'', which this node has not opened"),
-        ([credit("back", 2)], "gives 2 credits on lane 'back'; 1 messages are unconsumed"),
-        ([credit("back", 0)], "gives 0 credits"),
-        ([welcome("back", 0)], "with a window of 0"),
-        ([welcome("back", 4), welcome("back", 4)], "a second time"),
+        ([welcome("never", 4, 1, Progress())], "'never', which this node has not opened"),
+        ([welcome("back", 4, 2, Progress())], "connection 2 of lane 'back', which this node has"),
+        ([welcome("", 4, 9, Progress())], "connection 9 of lane '', which this node has not"),
+        ([credit("never", Progress())], "'never', which this node has not opened"),
+        ([refusal_of("never", "no")], "'never', which this node has not opened"),
+        ([refusal_of("back", "it smells")], "it refuses lane 'back': it smells"),
+        ([credit("back", Progress(2, 0))], "2 messages of lane 'back' are said to have been"),
+        ([credit("back", Progress(1, 2))], "2 messages of lane 'back' are said to be consumed"),
+        ([welcome("back", 4, 1, Progress(2, 1))], "2 messages of lane 'back' are said to have"),
+        ([welcome("back", 0, 1, Progress())], "with a window of 0"),
+        (
+            [
+                credit("back", Progress(1, 0)),
+                welcome("back", 4, 1, Progress()),
+            ],
+            "is to go on with message 0; it and those up to 1 were acknowledged",
+        ),
+        (
+            [welcome("back", 4, 1, Progress()), welcome("back", 5, 1, Progress())],
+            "with a window of 5 a second time, and with 4 first",
+        ),
         ([b"\0\0\0\0\0"], "no ToReceiver"),
     ],
 )
 def test_answers_that_make_no_sense_end_it_on_both_ends(
-    grpc_nodes, talk, in_thread, answers, reason
+    grpc_nodes, silent_node, talk, in_thread, answers, reason
 ):
     b = grpc_nodes.start(1)
     b.send(0, "back", Message(b"waits"), purpose="it")
+    assert {silent_node.get(timeout=10.0) for _ in "12"} == {"", "back"}
     b_waits = in_thread(lambda: b.receive(0, "forward", purpose="it"))
-    assert reason in talk([hello(PLAN, 0, 1, ""), *answers])
+    talk([hello(PLAN, 0, 1, ""), *answers])
     assert reason in str(b_waits.error())
 
 
@@ -198,15 +251,15 @@ def test_a_stranger_that_says_nothing_is_cut(grpc_nodes):
     peers = PeerTable(1, QUICK, locate=str, probe=str)
     reception = Reception(
         node_id=1,
+        incarnation=bytes(16),
         plan_sha256=PLAN,
-        expected=frozenset({0}),
         settings=QUICK,
         peers=peers,
-        inbox=Inbox(peers),
+        links={},
+        intakes=Intakes(QUICK, Inbox(peers), lambda peer, request: None),
         pool=BufferPool(),
         refused=lambda source, reason: refused.put(reason),
         arrived=lambda peer: None,
-        reply=lambda peer, request: None,
         answered=lambda peer, request: None,
         hello_timeout_s=0.2,
     )
