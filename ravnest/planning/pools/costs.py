@@ -7,8 +7,11 @@ import numpy as np
 from ravnest.planning.inputs.table import Bools, Floats, Ints
 from ravnest.planning.search.pace import Pace, Traits
 
-KINDS = 6
-"""Positions from the leaf whose memory is told apart; further ones count as the last of them."""
+KINDS = 48
+"""Positions from the leaf whose memory is told apart; further ones count as the last of them.
+
+With fewer, nodes of little memory seem to hold stages of clusters that are too long for them.
+"""
 
 
 class StageCosts:

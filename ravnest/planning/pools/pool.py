@@ -13,10 +13,11 @@ from ravnest.plan.model import NodeSpec
 from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.inputs.settings import PlanningSettings
 from ravnest.planning.inputs.table import Bools, CostTable, Floats, Ints
+from ravnest.planning.pools.giant import GiantSearch
 from ravnest.planning.pools.large import Pool, PoolSearch, fastest_cluster
 from ravnest.planning.pools.prices import Pricing
 from ravnest.planning.pools.reach import Reach
-from ravnest.planning.pools.windowed import WindowEffort, search_pool, upper_bound
+from ravnest.planning.pools.windowed import WindowEffort, search_pool
 from ravnest.planning.search.exact import Division
 from ravnest.planning.search.ordering import Cluster, ClusterSearch
 from ravnest.planning.search.pace import Pace, Traits
@@ -91,9 +92,8 @@ class LargePool:
         priced = search_pool(
             Pace(self._memory(number).thinned(BOUNDARIES), number), self._traits, self._effort
         )
-        pricing = Pricing(self._loose(number), self._traits, knows_triples=self._is_tight)
-        bound = upper_bound(Reach(pricing), priced.prices, self._effort.windows)
-        other = Pool(priced.clusters, priced.fastest, bound, is_proven=False)
+        bound = GiantSearch(self._loose(number), self._traits, priced.columns).run()
+        other = Pool(priced.columns.whole(), priced.columns.fastest, bound, is_proven=False)
         if several is None:
             return other
         bound = min(bound, several.bound)
@@ -126,7 +126,7 @@ class LargePool:
     def _loose(self, number: int) -> Pace:
         """For all cuts: along them, or bounded from below where they are many."""
         memory = self._memory(number)
-        num_slices = SLICES if self._is_tight else BOUNDARIES
+        num_slices = SLICES
         if self._table.last < num_slices:
             return Pace(memory, number)
         return LooseBoundaries(memory, number, num_slices)

@@ -61,7 +61,7 @@ class Wanted:
         most_stages: clusters of more are not looked for.
         most_kept: suffixes of a length that are made longer.
         most_tried: stages that are looked at in all windows, over `most_kept`.
-        narrow: windows wider than this are halved when they have more.
+        narrow: windows wider than this are halved when they have more than `most_wide`.
     """
 
     prices: Floats
@@ -71,6 +71,7 @@ class Wanted:
     most_kept: int
     most_tried: int
     narrow: float
+    most_wide: int
 
 
 def worthy_clusters(ground: Ground, wanted: Wanted) -> Worthy:
@@ -115,6 +116,7 @@ class _WindowSearch:
         self._most = min(wanted.most_stages, self._costs.most_stages)
         self._most_kept = wanted.most_kept
         self._most_tried = wanted.most_tried * wanted.most_kept
+        self._most_wide = wanted.most_wide
         self._limit = self._pace.frequency / wanted.enough
         self._given_up = np.inf  # the least product of those that were
         self._outlook = Outlook(ground, wanted.prices, low_s, high_s, self._most)
@@ -128,7 +130,7 @@ class _WindowSearch:
             is_whole = suffixes.boundary == 0
             found.append(self._best(suffixes.take(is_whole)))
             left = self._undominated(suffixes.take(~is_whole))
-            if not may_be_many and len(left) > self._most_kept:
+            if not may_be_many and len(left) > self._most_wide:
                 return None
             left = self._promising(left)
             if left.nodes.shape[1] >= self._most or not len(left):
