@@ -26,7 +26,7 @@ def test_no_cluster_worth_enough_is_missed(schedule: Schedule, seed: int, narrow
     pace = Pace(MemoryModel(table, PlanningSettings(schedule=schedule), True), 10)
     traits = Traits.of(pool(5, seed))
     prices = traits.flops / pace.work[0, -1] * np.linspace(0.5, 1.0, 5)
-    wanted = Wanted(prices, np.ones(5, dtype=np.bool_), 0.5, 5, 10**6, 10**6, narrow, 10**6)
+    wanted = Wanted(prices, np.ones(5, dtype=np.bool_), 0.5, 5, 10**6, 10**6, narrow)
     seen = worthy_clusters(Ground(StageCosts(pace, traits)), wanted)
     got: dict[tuple[int, ...], float] = {}
     for nodes, rates in zip(seen.clusters, seen.rates, strict=True):

@@ -25,7 +25,7 @@ from ravnest.planning.search.pace import Pace, Traits
 
 _GUESS = 0.6  # of what a node computes alone is its first price
 _LEAST_PRICE = 0.01  # over what a node would be worth if it could compute all the time
-_NARROW = 1.15  # windows in which clusters are looked at
+_WIDEST, _NARROW = 1.15, 1.04  # windows in which clusters are looked at
 _KEPT, _TRIED = 1500, 20_000
 _ANY_LENGTH = 10**9
 _OF_GROUP = 120  # nodes
@@ -48,11 +48,12 @@ class _Step:
 
 
 _STEPS = (
-    _Step(100, 1.25, 0.9),
-    _Step(100, 1.15, 0.9),
-    _Step(150, 1.08, 0.93),
-    _Step(300, 1.05, 0.95),
-    _Step(300, 1.04, 0.95),
+    _Step(100, 1.2, 0.9),
+    _Step(100, 1.13, 0.9),
+    _Step(100, 1.1, 0.93),
+    _Step(150, 1.08, 0.95),
+    _Step(300, 1.06, 0.95),
+    _Step(300, 1.05, 0.97),
 )
 
 
@@ -78,7 +79,7 @@ class GiantSearch:
         prices = self._priced(np.zeros_like(self._worth), _STEPS[0])
         counted = np.zeros(len(prices), dtype=np.bool_)
         for step in _STEPS:
-            limits = _ANY_LENGTH, _KEPT, _TRIED, _NARROW, 0
+            limits = _ANY_LENGTH, _KEPT, _TRIED, _NARROW, _WIDEST
             seen = worthy_clusters(self._ground, Wanted(prices, counted, step.enough, *limits))
             bound = min(bound, float(prices.sum()) * seen.ratio)
             self._take(seen)

@@ -138,7 +138,7 @@ class PoolSearch:
         for _ in range(_ROUNDS):
             prices = duals(self._rates, _LEAST_PRICE * self._worth)
             counted = prices > _COUNTED * self._worth
-            limits = step.most_stages, step.most_kept, self._tried, step.narrow, step.most_kept
+            limits = step.most_stages, step.most_kept, self._tried, step.narrow
             wanted = Wanted(prices, counted, step.enough, *limits)
             seen = worthy_clusters(self._ground, wanted)
             best = min(best, (float(prices.sum()) * seen.ratio, seen.is_complete))
