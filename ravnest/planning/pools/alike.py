@@ -21,12 +21,6 @@ _MEMORY, _RATE, _LATENCY = 4.0, 1 / 1.5, 1 / 3
 """How much logarithms count, that of speed being 1: memory decides what fits."""
 
 
-def dealt(traits: Traits, number: int) -> list[Ints]:
-    """Nodes dealt into groups that look alike."""
-    order = _sorted(traits)
-    return [np.sort(order[first::number]) for first in range(number)]
-
-
 def nearest(traits: Traits, others: Ints, number: int) -> tuple[Ints, Floats]:
     """By node, the indices among some others of those most like it, and how far they are."""
     log = np.log

@@ -13,7 +13,7 @@ import itertools
 
 import numpy as np
 
-from ravnest.planning.inputs.table import Bools, Floats, Ints
+from ravnest.planning.inputs.table import Floats, Ints
 from ravnest.planning.pools.costs import StageCosts
 
 _MOST_LEVELS = 12

@@ -1,10 +1,9 @@
-"""Hundreds of nodes: prices told by those of a few, and clusters that may take a node twice.
+"""Some hundred nodes: a bound by clusters that may take a node twice.
 
-In a pool of hundreds most nodes have their like. A cluster that takes one twice is worth hardly
-more than one that takes its like, so nothing is lost by letting it: what is then left to look at
-are ends of pipelines of which no other one is cheaper, shorter and faster (`suffixes`). First
-prices are found from groups of nodes that look alike, then from all; the prices of few nodes tell
-those of the others (`alike`), of more and more as they become better.
+In such a pool most nodes have their like. A cluster that takes one twice is worth hardly more than
+one that takes its like, so little is lost by letting it: what is then left to look at are ends of
+pipelines than which no other one is cheaper, shorter and faster (`suffixes`). First prices are told
+by those of a few nodes (`alike`), then by more, the last ones by all.
 """
 
 from __future__ import annotations
@@ -15,20 +14,17 @@ import numpy as np
 from scipy import optimize, sparse
 
 from ravnest.planning.inputs.table import Floats, Ints
-from ravnest.planning.pools.alike import dealt, nearest, spread
+from ravnest.planning.pools.alike import nearest, spread
 from ravnest.planning.pools.columns import Columns, rates_of
 from ravnest.planning.pools.costs import StageCosts
-from ravnest.planning.pools.large import Pool
 from ravnest.planning.pools.suffixes import Wanted, Worthy, worthy_clusters
 from ravnest.planning.pools.walks import Ground
 from ravnest.planning.search.pace import Pace, Traits
 
-_GUESS = 0.6  # of what a node computes alone is its first price
 _LEAST_PRICE = 0.01  # over what a node would be worth if it could compute all the time
 _WIDEST, _NARROW = 1.15, 1.04  # windows in which clusters are looked at
 _KEPT, _TRIED = 1500, 20_000
 _ANY_LENGTH = 10**9
-_OF_GROUP = 120  # nodes
 _LIKE = 3  # nodes that are tried in the place of one that is in a cluster twice
 
 
@@ -57,7 +53,7 @@ _STEPS = (
 )
 
 
-class GiantSearch:
+class RepeatedSearch:
     """One search.
 
     Args:

@@ -15,7 +15,7 @@ from ravnest.planning.pools import walks
 from ravnest.planning.pools.alike import spread
 from ravnest.planning.pools.columns import Columns
 from ravnest.planning.pools.costs import StageCosts
-from ravnest.planning.pools.giant import GiantSearch
+from ravnest.planning.pools.repeated import RepeatedSearch
 from ravnest.planning.pools.suffixes import Wanted, worthy_clusters
 from ravnest.planning.pools.walks import Ground
 from ravnest.planning.search.pace import Pace, Traits
@@ -70,7 +70,7 @@ def test_no_division_beats_the_bound(schedule: Schedule, seed: int) -> None:
     pace, traits = _pace(schedule), _traits(seed)
     columns = Columns(pace, traits)
     columns.add((node,) for node in range(_NODES))
-    bound = GiantSearch(pace, traits, columns).run()
+    bound = RepeatedSearch(pace, traits, columns).run()
     best = _best(_rates(pace, traits), frozenset(range(_NODES)))
     assert best * (1 - 1e-9) <= bound <= 2.0 * best
 
