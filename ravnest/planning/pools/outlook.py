@@ -24,7 +24,7 @@ _NUM_SLOPES = 5
 _LONGEST = 10  # stages whose L the flattest slope is made for
 _WIDEST = 2.0  # between the ends of the window, for the steepest one
 _HUGE = 1e30
-_LEAST_KINDS, _KINDS_BY_LENGTH = 12.0, 8.0
+_LEAST_KINDS, _KINDS_BY_LENGTH = 12.0, 8.0  # fewer make bounds looser, more take longer
 
 
 class Outlook:

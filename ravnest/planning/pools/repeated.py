@@ -72,6 +72,8 @@ class RepeatedSearch:
     def run(self) -> float:
         """A rate that no clusters that average have more of together."""
         bound = np.inf
+        if not self._rates:  # nothing tells prices
+            return bound
         prices = self._priced(np.zeros_like(self._worth), _STEPS[0])
         counted = np.zeros(len(prices), dtype=np.bool_)
         for step in _STEPS:
