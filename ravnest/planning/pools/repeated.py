@@ -16,7 +16,7 @@ from scipy import optimize, sparse
 from ravnest.planning.inputs.table import Floats, Ints
 from ravnest.planning.pools.alike import nearest, spread
 from ravnest.planning.pools.columns import Columns, rates_of
-from ravnest.planning.pools.costs import StageCosts
+from ravnest.planning.pools.costs import MANY_KINDS, StageCosts
 from ravnest.planning.pools.suffixes import Wanted, Worthy, worthy_clusters
 from ravnest.planning.pools.walks import Ground
 from ravnest.planning.search.pace import Pace, Traits
@@ -63,7 +63,7 @@ class RepeatedSearch:
 
     def __init__(self, loose: Pace, traits: Traits, columns: Columns) -> None:
         self._pace, self._traits, self._columns = columns.pace, traits, columns
-        self._ground = Ground(StageCosts(loose, traits))
+        self._ground = Ground(StageCosts(loose, traits, MANY_KINDS))
         self._worth: Floats = traits.flops / max(float(loose.work[0, -1]), 1e-300)
         self._like = nearest(traits, np.arange(len(traits)), 1 + _LIKE)[0]
         # As the bound sees them.
