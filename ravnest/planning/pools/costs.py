@@ -10,6 +10,12 @@ from ravnest.planning.search.pace import Pace, Traits
 KINDS = 6
 """Positions from the leaf whose memory is told apart; further ones count as the last of them."""
 
+MANY_KINDS = 48
+"""The same where a node may be in a cluster twice.
+
+With fewer, nodes of little memory seem to hold stages of clusters that are too long for them.
+"""
+
 
 class StageCosts:
     """Stages by pair of boundaries: [pair, node] where an attribute says nothing else.
@@ -25,7 +31,7 @@ class StageCosts:
             less than the number of boundaries where there is none.
     """
 
-    def __init__(self, pace: Pace, traits: Traits) -> None:
+    def __init__(self, pace: Pace, traits: Traits, kinds: int = KINDS) -> None:
         self.pace, self.traits = pace, traits
         self.start, self.end = np.nonzero(pace.is_stage)
         self.index_of: Ints = np.full((pace.size, pace.size), -1)
@@ -38,7 +44,7 @@ class StageCosts:
         self.update: Floats = update + sent
         self.num_bytes: Floats = pace.activation_bytes + pace.gradient_bytes
         self.most_stages = min(len(traits), pace.most_stages)
-        self.num_kinds = min(KINDS, self.most_stages)
+        self.num_kinds = min(kinds, self.most_stages)
         self._fits = [self._fitting(place) for place in range(1, self.num_kinds + 1)]
         self.first_fitting = [self._first_fitting(fits) for fits in self._fits]
 

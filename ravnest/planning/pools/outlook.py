@@ -18,12 +18,13 @@ from __future__ import annotations
 import numpy as np
 
 from ravnest.planning.inputs.table import Floats, Ints
-from ravnest.planning.pools.walks import Ground, Walks
+from ravnest.planning.pools.walks import Ground, Walks, least_of_lower
 
 _NUM_SLOPES = 5
 _LONGEST = 10  # stages whose L the flattest slope is made for
 _WIDEST = 2.0  # between the ends of the window, for the steepest one
 _HUGE = 1e30
+_LEAST_KINDS, _KINDS_BY_LENGTH = 12.0, 8.0  # fewer make bounds looser, more take longer
 
 
 class Outlook:
@@ -43,7 +44,7 @@ class Outlook:
         walks = Walks(ground, prices, self._slopes, high_s * (1 + 1e-9))
         self._corners: list[tuple[Floats, Floats]] = []
         if most_stages > 1:
-            kinds = max(2, ground.costs.num_kinds)
+            kinds = max(2, num_kinds(ground, high_s))
             before = walks.any_number(kinds) if most_stages > kinds else walks.none
             for place in range(min(kinds, most_stages), 1, -1):
                 table = walks.longer(place, before)
@@ -59,7 +60,7 @@ class Outlook:
 
     def _corners_of(self, table: Floats) -> tuple[Floats, Floats]:
         """Corners (p, l) for suffixes whose first node is of a level: [boundary, level, corner]."""
-        table = np.minimum.accumulate(table, axis=1)
+        table = least_of_lower(table)
         is_there = np.isfinite(table[-1])
         lines = np.where(is_there, table[:-1], 0.0)
         shortest = np.where(is_there, table[-1], 0.0)
@@ -92,3 +93,11 @@ class Outlook:
         step += np.maximum(excess, self._low_s)[:, None]
         found: Floats = ((price[:, None] + price_of[boundary, level]) * step).min(axis=1)
         return found
+
+
+def num_kinds(ground: Ground, high_s: float) -> int:
+    """Positions whose memory is told apart in a window: clusters of a large E have few stages."""
+    costs, pace = ground.costs, ground.costs.pace
+    shortest = pace.periods * float(pace.work[0, -1] / costs.traits.flops.max())
+    wanted = _LEAST_KINDS + _KINDS_BY_LENGTH * shortest / high_s
+    return costs.num_kinds if not shortest else int(min(wanted, costs.num_kinds))

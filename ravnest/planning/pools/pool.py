@@ -16,6 +16,7 @@ from ravnest.planning.inputs.table import Bools, CostTable, Floats, Ints
 from ravnest.planning.pools.large import Pool, PoolSearch, fastest_cluster
 from ravnest.planning.pools.prices import Pricing
 from ravnest.planning.pools.reach import Reach
+from ravnest.planning.pools.repeated import RepeatedSearch
 from ravnest.planning.pools.windowed import WindowEffort, search_pool, upper_bound
 from ravnest.planning.search.exact import Division
 from ravnest.planning.search.ordering import Cluster, ClusterSearch
@@ -32,7 +33,7 @@ FEW = 100
 """Nodes up to which clusters are looked for one by one."""
 
 MOST_TIGHT = 400
-"""Nodes up to which the bound of larger pools is as tight as it can be made."""
+"""Nodes up to which the bound of larger pools is as tight as it can be made (`repeated`)."""
 
 MANY = 10**6
 """Clusters that averaging is charged for: a ring of many sends its bytes twice a round.
@@ -84,7 +85,7 @@ class LargePool:
         return max(rate, min(max(bound, self._fastest_single), self._total_speed()))
 
     def _search(self, number: int) -> Pool:
-        """One by one where there is time for all clusters, else by windows."""
+        """One by one where there is time for all clusters, else by windows, and both for bounds."""
         several = self._one_by_one(number) if len(self._nodes) <= FEW else None
         if several is not None and several.is_proven:
             return several
@@ -93,7 +94,10 @@ class LargePool:
         )
         pricing = Pricing(self._loose(number), self._traits, knows_triples=self._is_tight)
         bound = upper_bound(Reach(pricing), priced.prices, self._effort.windows)
-        other = Pool(priced.clusters, priced.fastest, bound, is_proven=False)
+        if self._is_tight:
+            again = RepeatedSearch(self._loose(number), self._traits, priced.columns)
+            bound = min(bound, again.run())
+        other = Pool(priced.columns.whole(), priced.columns.fastest, bound, is_proven=False)
         if several is None:
             return other
         bound = min(bound, several.bound)

@@ -62,6 +62,7 @@ class Wanted:
         most_kept: suffixes of a length that are made longer.
         most_tried: stages that are looked at in all windows, over `most_kept`.
         narrow: windows wider than this are halved when they have more.
+        widest: windows wider than this are halved when they have any.
     """
 
     prices: Floats
@@ -71,6 +72,7 @@ class Wanted:
     most_kept: int
     most_tried: int
     narrow: float
+    widest: float = WIDEST
 
 
 def worthy_clusters(ground: Ground, wanted: Wanted) -> Worthy:
@@ -115,6 +117,7 @@ class _WindowSearch:
         self._most = min(wanted.most_stages, self._costs.most_stages)
         self._most_kept = wanted.most_kept
         self._most_tried = wanted.most_tried * wanted.most_kept
+        self._is_wide = high_s > low_s * wanted.widest * (1 + 1e-9) and low_s > 0
         self._limit = self._pace.frequency / wanted.enough
         self._given_up = np.inf  # the least product of those that were
         self._outlook = Outlook(ground, wanted.prices, low_s, high_s, self._most)
@@ -128,7 +131,7 @@ class _WindowSearch:
             is_whole = suffixes.boundary == 0
             found.append(self._best(suffixes.take(is_whole)))
             left = self._undominated(suffixes.take(~is_whole))
-            if not may_be_many and len(left) > self._most_kept:
+            if not may_be_many and len(left) > self._most_kept * (not self._is_wide):
                 return None
             left = self._promising(left)
             if left.nodes.shape[1] >= self._most or not len(left):

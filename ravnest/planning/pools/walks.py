@@ -3,28 +3,35 @@
 Price + slope * seconds is a sum over stages and links, so the least of it over all that may come
 before a boundary is the length of a shortest path. A link takes bytes over the slower rate of its
 ends: paths choose a level of rate for each, and a stage the best of the nodes whose link is no
-slower than the levels on both sides. Where there are too many levels, rates are rounded up.
+slower than the levels on both sides. Where there are too many levels, rates are rounded up; memory
+is rounded up to a few sizes as well.
 """
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
-from ravnest.planning.inputs.table import Bools, Floats, Ints
+from ravnest.planning.inputs.table import Floats, Ints
 from ravnest.planning.pools.costs import StageCosts
 
 _MOST_LEVELS = 12
+_MOST_SIZES = 16
 
 
 class Ground:
-    """What does not depend on prices, nodes in ascending order of the rate of their links.
+    """What does not depend on prices, nodes in ascending order of their links' rate, and of size.
 
     Attributes:
         order: the caller's number of each node.
         level: of the caller's nodes.
         num_levels: how many there are.
-        seconds, excess: with the delay of links: [pair, node].
-        fits: by kind.
+        groups, at_group: level and size of nodes alike in both, and where those of each begin.
+        num_sizes: of memory, with an empty one after those of each kind of memory.
+        first_sizes: of each kind of memory.
+        seconds, excess: with the delay of links: [node, pair].
+        least_size: by kind of stage and kind of memory the first size that it fits: [pair].
         links: seconds by level and boundary.
         by_end: pairs in order of their end, and then of their start.
         ends, at_end: ends in that order, and where the pairs of each begin.
@@ -38,22 +45,42 @@ class Ground:
             rates = rates[tops]
         self.num_levels = len(rates)
         self.level: Ints = np.searchsorted(rates, traits.rate)
-        self.order: Ints = np.argsort(self.level, kind="stable")
-        self.first_of: Ints = np.searchsorted(self.level[self.order], np.arange(len(rates)))
+        self._set_sizes()
         self.links: Floats = costs.num_bytes / rates[:, None]
         size = costs.pace.size
         sides = (costs.start > 0).astype(np.float64) + (costs.end < size - 1)
         seconds = costs.computing + 2.0 * sides[:, None] * traits.latency_s
-        self.seconds: Floats = seconds[:, self.order]
+        self.seconds: Floats = seconds.T[self.order]
         excess = costs.pace.periods * costs.computing + costs.update
-        self.excess: Floats = excess[:, self.order]
-        self.fits: list[Bools] = [
-            costs.fits(kind)[:, self.order] for kind in range(2, costs.num_kinds + 1)
-        ]
+        self.excess: Floats = excess.T[self.order]
         self.by_end: Ints = np.lexsort((costs.start, costs.end))
         sorted_ends = costs.end[self.by_end]
         self.at_end: Ints = np.flatnonzero(np.diff(sorted_ends, prepend=-1))
         self.ends: Ints = sorted_ends[self.at_end]
+
+    def _set_sizes(self) -> None:
+        """Sets what is said of memory, and the order of nodes."""
+        costs, traits = self.costs, self.costs.traits
+        self.least_size: list[list[Ints]] = [[] for _ in range(1, costs.num_kinds)]
+        size = np.zeros(len(traits), dtype=np.int64)
+        self.num_sizes, self.first_sizes = 0, list[int]()
+        for accelerated in np.unique(traits.accelerated).tolist():
+            self.first_sizes.append(self.num_sizes)
+            own = np.flatnonzero(traits.accelerated == accelerated)
+            own = own[np.argsort(traits.memory[own], kind="stable")]
+            edges = np.flatnonzero(np.diff(traits.memory[own], append=np.inf))
+            if len(edges) > _MOST_SIZES:
+                places = np.linspace(0, len(edges) - 1, _MOST_SIZES + 1)[1:]
+                edges = edges[places.round().astype(np.int64)]
+            size[own] = self.num_sizes + np.searchsorted(edges, np.arange(len(own)))
+            for kind, least in enumerate(self.least_size, 2):
+                fits = costs.fits(kind)[:, own[edges]]
+                least.append(self.num_sizes + len(edges) - fits.sum(axis=1))
+            self.num_sizes += len(edges) + 1
+        self.order: Ints = np.lexsort((size, self.level))
+        of_both = (self.level * self.num_sizes + size)[self.order]
+        self.at_group: Ints = np.flatnonzero(np.diff(of_both, prepend=-1))
+        self.groups = np.divmod(of_both[self.at_group], self.num_sizes)
 
 
 class Walks:
@@ -77,28 +104,37 @@ class Walks:
         self._links: Floats = steepness[:, None, None] * ground.links
         self.none: Floats = np.full(self._links.shape, np.inf)
         self.none[..., 0] = 0.0
+        self._by_size = self._cheapest()
 
     def _stage(self, place: int) -> Floats:
         """By a node of at least a level: [line, level, pair in order of end]."""
         kind = min(place, self._costs.num_kinds)
         if kind not in self._stages:
-            self._stages[kind] = self._cheapest(kind)
+            pairs = np.arange(len(self._costs.start))
+            sizes = self._ground.least_size[kind - 2]
+            tables = [self._by_size[:, :, size, pairs] for size in sizes]
+            self._stages[kind] = np.minimum.reduce(tables)[..., self._ground.by_end]
         return self._stages[kind]
 
-    def _cheapest(self, kind: int) -> Floats:
+    def _cheapest(self) -> Floats:
+        """By a node of at least a level and a size: [line, level, size, pair]."""
         ground = self._ground
-        held = ground.fits[kind - 2] & (ground.excess <= self._most_excess)
-        used = np.flatnonzero(held[ground.by_end].any(axis=1))
-        rows = ground.by_end[used]
-        found = np.full((len(self._slopes) + 1, ground.num_levels, len(held)), np.inf)
-        bare = np.where(held[rows], 0.0, np.inf)
-        seconds = ground.seconds[rows] + bare
+        bare = np.where(ground.excess <= self._most_excess, 0.0, np.inf)
+        shape = len(self._slopes) + 1, ground.num_levels, ground.num_sizes, bare.shape[1]
+        found = np.full(shape, np.inf)
         for index in range(len(found)):
             is_time = index == len(self._slopes)
-            slope = 0.0 if is_time else float(self._slopes[index])
-            cost = seconds if is_time else slope * ground.seconds[rows] + self._prices + bare
-            least = np.minimum.reduceat(cost, ground.first_of, axis=1)
-            found[index][:, used] = np.minimum.accumulate(least[:, ::-1], axis=1)[:, ::-1].T
+            slope = 1.0 if is_time else float(self._slopes[index])
+            cost = slope * ground.seconds + bare
+            if not is_time:
+                cost += self._prices[:, None]
+            found[index][ground.groups] = _least_of_parts(cost, ground.at_group)
+        found = least_of_higher(found)
+        end = ground.num_sizes
+        for first in reversed(ground.first_sizes):
+            part = found[:, :, first : end - 1]
+            part[:] = np.minimum.accumulate(part[:, :, ::-1], axis=2)[:, :, ::-1]
+            end = first
         return found
 
     def longer(self, place: int, before: Floats) -> Floats:
@@ -107,7 +143,8 @@ class Walks:
         starts = self._costs.start[ground.by_end]
         whole = _joined(self._stage(place), before[..., starts])
         found = np.full_like(before, np.inf)
-        found[..., ground.ends] = np.minimum.reduceat(whole, ground.at_end, axis=2)
+        least = _least_of_parts(whole.transpose(2, 0, 1).copy(), ground.at_end)
+        found[..., ground.ends] = least.transpose(1, 2, 0)
         return found + self._links
 
     def any_number(self, place: int) -> Floats:
@@ -126,7 +163,25 @@ class Walks:
 
 def _joined(stage: Floats, before: Floats) -> Floats:
     """The least stage at the larger of two levels + table at one of them, by the other level."""
-    lower = np.minimum.accumulate(before, axis=1) + stage
-    higher = np.minimum.accumulate((before + stage)[:, ::-1], axis=1)[:, ::-1]
-    found: Floats = np.minimum(lower, higher)
+    found: Floats = np.minimum(least_of_lower(before) + stage, least_of_higher(before + stage))
     return found
+
+
+def _least_of_parts(table: Floats, first: Ints) -> Floats:
+    """The least of each part of the first axis; what `reduceat` does, which is slow over it."""
+    edges = [*first.tolist(), len(table)]
+    parts = [table[low:high].min(axis=0) for low, high in itertools.pairwise(edges)]
+    return np.stack(parts)
+
+
+def least_of_lower(table: Floats) -> Floats:
+    """The least at each level and those below it, levels in the second axis."""
+    found = table.copy()
+    for level in range(1, table.shape[1]):
+        np.minimum(found[:, level], found[:, level - 1], out=found[:, level])
+    return found
+
+
+def least_of_higher(table: Floats) -> Floats:
+    """The least at each level and those above it, levels in the second axis."""
+    return least_of_lower(table[:, ::-1])[:, ::-1]

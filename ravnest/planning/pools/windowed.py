@@ -61,13 +61,11 @@ class PricedPool:
     """What a search found.
 
     Attributes:
-        clusters: orders of nodes, disjoint.
-        fastest: the one cluster with the highest rate, None where none fits.
+        columns: clusters.
         prices: of the nodes, near those that prove the best bound.
     """
 
-    clusters: list[tuple[int, ...]]
-    fastest: tuple[int, ...] | None
+    columns: Columns
     prices: Floats
 
 
@@ -109,7 +107,7 @@ def search_pool(pace: Pace, traits: Traits, effort: WindowEffort) -> PricedPool:
             prices = np.maximum(alone, prices * np.clip(seen.worth, *_CHANGE))
         else:
             prices = part * duals(loose, floor) + (1 - part) * best if loose else best
-    return PricedPool(columns.whole(), columns.fastest, best)
+    return PricedPool(columns, best)
 
 
 def upper_bound(reach: Reach, prices: Floats, windows: int) -> float:
