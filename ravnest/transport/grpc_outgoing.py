@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from ravnest.transport.bulk_dialer import BulkDialer
 from ravnest.transport.envelope import farewell, parse_response, requests_of
 from ravnest.transport.grpc_options import grpc
 from ravnest.transport.interface import Message
+from ravnest.transport.outbox import Outbox
 from ravnest.transport.window import Allowance
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class OutgoingStream:
         self._ends = ends
         self._offer: BulkOffer | None = None
         self._bulk: BulkConnection | None = None
-        self._queue: queue.SimpleQueue[Message | bytes | Last | None] = queue.SimpleQueue()
+        self._queue: Outbox[Message | bytes | Last | None] = Outbox()
         self._is_cut = False
         self._is_broken = False
         self._has_said_all = False
@@ -91,8 +91,8 @@ class OutgoingStream:
         self._call.add_done_callback(self._ended)
 
     def put(self, item: Message | bytes | Last) -> None:
-        """Queues what is to be written."""
-        self._queue.put(item)
+        """Queues what is to be written, or writes it at once if that is sure not to wait."""
+        self._queue.put(item, self._write_now)
 
     def welcomed(self, num_received: int, limit: int, offer: BulkOffer | None) -> None:
         """The peer takes messages from that number on, up to a limit; before any is queued."""
@@ -112,7 +112,7 @@ class OutgoingStream:
 
     def _stop_writing(self) -> None:
         self._is_cut = True
-        self._queue.put(None)
+        self._queue.put(None)  # from here on, nobody writes past the writer
         # The writer may wait for credits that will never come, or for room on the way.
         self.allowance.close()
         if self._bulk is not None:
@@ -139,6 +139,7 @@ class OutgoingStream:
                 return
             # Not to be kept until the next one comes.
             del item
+            self._queue.done()
 
     def _requests_of(self, message: Message) -> Iterator[bytes]:
         """A message's requests; none when it goes over the bulk connection, which it then has."""
@@ -153,6 +154,21 @@ class OutgoingStream:
                 _log.debug("bulk connection of lane %r: %s", self._lane, error)
                 self._is_broken = True
         self.num_written += 1
+
+    def _write_now(self, item: Message | bytes | Last | None) -> bool:
+        """Writes a small message in the caller's thread."""
+        bulk = self._bulk
+        if bulk is None or not isinstance(item, Message) or not self.allowance.take_now():
+            return False
+        try:
+            is_written = bulk.send_now(self.num_written, item)
+        except OSError:
+            is_written = False  # the writer will see it, too
+        if is_written:
+            self.num_written += 1
+        else:
+            self.allowance.give_back()
+        return is_written
 
     def _bulk_connection(self) -> BulkConnection | None:
         if self._bulk is None and self._offer is not None:

@@ -93,6 +93,19 @@ class Allowance:
             self._num_written += 1
             return True
 
+    def take_now(self) -> bool:
+        """As `take`, without waiting; false when it would, or none may be written any more."""
+        with self._condition:
+            if self._is_over or self._num_written >= self._limit:
+                return False
+            self._num_written += 1
+            return True
+
+    def give_back(self) -> None:
+        """What `take_now` took was not written."""
+        with self._condition:
+            self._num_written -= 1
+
     def end(self) -> None:
         """From now on only what the peer takes without consuming anything more."""
         with self._condition:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
-from transport_support import PLAN, QUICK, free_address
+from transport_support import PLAN, QUICK, free_address, positions_sent
 
 from ravnest.errors import ProtocolError
 from ravnest.transport import bulk_listener
@@ -139,11 +139,7 @@ def _through(a, b) -> None:
 
 
 def test_large_messages_take_the_connection_that_is_offered(grpc_nodes, monkeypatch):
-    sent = []
-    send = BulkConnection.send
-    monkeypatch.setattr(
-        BulkConnection, "send", lambda self, *args: (sent.append(args[0]), send(self, *args))
-    )
+    sent = positions_sent(monkeypatch)
     _through(grpc_nodes.start(0), grpc_nodes.start(1))
     assert sent == [0, 1, 2]
 

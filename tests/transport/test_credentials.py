@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pytest
 import trustme
-from transport_support import PLAN, QUICK, free_address, issue
+from transport_support import PLAN, QUICK, free_address, issue, positions_sent
 
 from ravnest.errors import ConfigError, ProtocolError
-from ravnest.transport.bulk_connection import BulkConnection
 from ravnest.transport.credentials import load_identity
 from ravnest.transport.grpc_transport import GrpcTransport
 from ravnest.transport.interface import Message, PeerAddress
@@ -48,11 +47,7 @@ def make(grpc_nodes, tmp_path, authority) -> Make:
 
 
 def test_messages_of_any_size_arrive_over_tls(make, monkeypatch):
-    sent = []
-    send = BulkConnection.send
-    monkeypatch.setattr(
-        BulkConnection, "send", lambda self, *args: (sent.append(args[0]), send(self, *args))
-    )
+    sent = positions_sent(monkeypatch)
     a, b = make(0), make(1)
     sizes = [0, 1, 100, 256 << 10, 16 << 20, 5, (2 << 20) + 1]
     pattern = bytes(range(251))

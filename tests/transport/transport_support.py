@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import pytest
 import trustme
 
 from ravnest.transport import envelope
+from ravnest.transport.bulk_connection import BulkConnection
 from ravnest.transport.credentials import Credentials
 from ravnest.transport.envelope import Caller
-from ravnest.transport.interface import Formats, TransportSettings
+from ravnest.transport.interface import Formats, Message, TransportSettings
 
 PLAN = "0" * 64
 QUICK = TransportSettings(timeout_s=10.0, report_every_s=1.0, window=4)
@@ -49,3 +51,22 @@ def issue(
     issued.private_key_pem.write_to_path(files.key)
     (trusted or authority).cert_pem.write_to_path(files.authority)
     return files
+
+
+def positions_sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Filled with the positions of messages that go over bulk connections, at once or in turn."""
+    sent: list[int] = []
+    send, send_now = BulkConnection.send, BulkConnection.send_now
+
+    def noted(self: BulkConnection, position: int, message: Message) -> None:
+        sent.append(position)
+        send(self, position, message)
+
+    def noted_now(self: BulkConnection, position: int, message: Message) -> bool:
+        if is_sent := send_now(self, position, message):
+            sent.append(position)
+        return is_sent
+
+    monkeypatch.setattr(BulkConnection, "send", noted)
+    monkeypatch.setattr(BulkConnection, "send_now", noted_now)
+    return sent
