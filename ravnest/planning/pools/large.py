@@ -41,7 +41,7 @@ _KEPT = 12 * 10**6  # nodes, boundaries and suffixes of a length that are kept, 
 _TRIED, _TRIED_OF_MANY = 16_000, 4_000
 _MANY = 60  # nodes
 _ANY_LENGTH = 10**9
-_MOST_NEEDED = 4  # stages
+MOST_NEEDED = 4  # stages
 _ROUNDS = 8
 
 
@@ -104,7 +104,7 @@ class PoolSearch:
 
     def run(self) -> Pool:
         """Looks for clusters and for prices."""
-        if self._survey() > _MOST_NEEDED:  # there are far too many clusters to look at
+        if self._survey() > MOST_NEEDED:  # there are far too many clusters to look at
             return Pool([], None, np.inf, is_proven=False)
         for step in _FIRST:
             self._priced(step)
@@ -116,7 +116,7 @@ class PoolSearch:
         """First clusters; the fewest stages of those of more than two nodes."""
         reach = Reach(Pricing(self._coarse, self._traits, knows_triples=False))
         sizes = surveyed(reach)
-        if sizes.start > _MOST_NEEDED:
+        if sizes.start > MOST_NEEDED:
             return sizes.start
         kinds = max(sizes, default=0)
         if kinds > reach.pricing.num_kinds:

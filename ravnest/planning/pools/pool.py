@@ -13,7 +13,7 @@ from ravnest.plan.model import NodeSpec
 from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.inputs.settings import PlanningSettings
 from ravnest.planning.inputs.table import Bools, CostTable, Floats, Ints
-from ravnest.planning.pools.large import Pool, PoolSearch, fastest_cluster
+from ravnest.planning.pools.large import MOST_NEEDED, Pool, PoolSearch, fastest_cluster
 from ravnest.planning.pools.prices import Pricing
 from ravnest.planning.pools.reach import Reach
 from ravnest.planning.pools.repeated import RepeatedSearch
@@ -34,6 +34,8 @@ FEW = 100
 
 MOST_TIGHT = 400
 """Nodes up to which the bound of larger pools is as tight as it can be made (`repeated`)."""
+
+_NEAR = 0.95  # of the bound, for which no better one is looked for
 
 MANY = 10**6
 """Clusters that averaging is charged for: a ring of many sends its bytes twice a round.
@@ -85,7 +87,7 @@ class LargePool:
         return max(rate, min(max(bound, self._fastest_single), self._total_speed()))
 
     def _search(self, number: int) -> Pool:
-        """One by one where there is time for all clusters, else by windows, and both for bounds."""
+        """One by one where there is time for all clusters, else by windows."""
         several = self._one_by_one(number) if len(self._nodes) <= FEW else None
         if several is not None and several.is_proven:
             return several
@@ -94,12 +96,14 @@ class LargePool:
         )
         pricing = Pricing(self._loose(number), self._traits, knows_triples=self._is_tight)
         bound = upper_bound(Reach(pricing), priced.prices, self._effort.windows)
-        if self._is_tight:
-            again = RepeatedSearch(self._loose(number), self._traits, priced.columns)
-            bound = min(bound, again.run())
-        other = Pool(priced.columns.whole(), priced.columns.fastest, bound, is_proven=False)
+        found = priced.columns
+        other = Pool(found.whole(), found.fastest, bound, is_proven=False)
         if several is None:
-            return other
+            is_near = self._rate_of(other, number) >= _NEAR * bound
+            if is_near or not self._is_tight or priced.fewest_stages > MOST_NEEDED:
+                return other
+            bound = min(bound, RepeatedSearch(self._loose(number), self._traits, found).run())
+            return Pool(found.whole(), found.fastest, bound, is_proven=False)
         bound = min(bound, several.bound)
         better = max((other, several), key=lambda each: self._rate_of(each, number))
         return dataclasses.replace(better, bound=bound)

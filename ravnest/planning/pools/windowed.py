@@ -63,17 +63,20 @@ class PricedPool:
     Attributes:
         columns: clusters.
         prices: of the nodes, near those that prove the best bound.
+        fewest_stages: of a cluster of more than two.
     """
 
     columns: Columns
     prices: Floats
+    fewest_stages: int
 
 
 def search_pool(pace: Pace, traits: Traits, effort: WindowEffort) -> PricedPool:
     """Clusters with much rate, and prices for a bound."""
     knows_triples = len(traits) <= _SOME
     reach = Reach(Pricing(pace, traits, knows_triples=knows_triples))
-    kinds = max(surveyed(reach), default=0)
+    sizes = surveyed(reach)
+    kinds = max(sizes, default=0)
     if kinds > reach.pricing.num_kinds:
         reach = Reach(Pricing(pace, traits, kinds, knows_triples=knows_triples))
     pricing = reach.pricing
@@ -107,7 +110,7 @@ def search_pool(pace: Pace, traits: Traits, effort: WindowEffort) -> PricedPool:
             prices = np.maximum(alone, prices * np.clip(seen.worth, *_CHANGE))
         else:
             prices = part * duals(loose, floor) + (1 - part) * best if loose else best
-    return PricedPool(columns, best)
+    return PricedPool(columns, best, sizes.start)
 
 
 def upper_bound(reach: Reach, prices: Floats, windows: int) -> float:
