@@ -42,7 +42,3 @@ class Outbox(Generic[T]):
         """The writer has written the item it got last."""
         with self._lock:
             self._num_left -= 1
-
-    def num_waiting(self) -> int:
-        """Items that the writer has not got."""
-        return self._queue.qsize()

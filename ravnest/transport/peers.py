@@ -172,9 +172,6 @@ class PeerTable:
             PeerFailedError: any peer failed.
             TransportError: this transport was closed meanwhile.
         """
-        with self.condition:  # most often there is nothing to wait for
-            if (value := attempt()) is not None:
-                return value
         started = time.monotonic()
         limit_s = self._limit_s(waiting)
         report_at = started + self._settings.report_every_s
