@@ -96,7 +96,7 @@ def whisper() -> nn.Module:
             vocab_size=NUM_TOKENS, num_mel_bins=8, d_model=WIDTH, encoder_layers=2,
             decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
             encoder_ffn_dim=64, decoder_ffn_dim=64, max_source_positions=20,
-            max_target_positions=32, use_cache=False, dropout=0.1, pad_token_id=0, bos_token_id=1,
+            max_target_positions=64, use_cache=False, dropout=0.1, pad_token_id=0, bos_token_id=1,
             eos_token_id=2, decoder_start_token_id=1, begin_suppress_tokens=None,
             suppress_tokens=None,
         )
