@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +13,14 @@ import torch
 
 from ravnest.metrics.events import EventLog, EventName
 from ravnest.node.allocator import is_tight, keep_freed_memory, return_freed_memory
-from ravnest.node.assembly import NodeInputs, NodeParts, assemble
+from ravnest.node.assembly import assemble
 from ravnest.node.compressing import link_codecs
 from ravnest.node.couriers import courier_for
 from ravnest.node.devices import usable_device, warn_unplanned
 from ravnest.node.loading import initial_state, load_node, parse_node_name
 from ravnest.node.logs import show_logs
 from ravnest.node.options import NodeOptions
+from ravnest.node.parts import NodeInputs, NodeParts
 from ravnest.node.presence import Presence
 from ravnest.node.root import RootDriver
 from ravnest.node.settings import RunSettings, require_callable
@@ -160,18 +160,12 @@ class Node:
                 update=update,
                 averaging=averaging,
                 codecs=codecs,
-                seed=torch.initial_seed() if chosen.seed is None else chosen.seed,
                 device=device,
                 criterion=criterion,
-                is_mean=_is_mean(criterion, chosen.loss_reduction),
                 labels=labels,
                 test_labels=test_labels,
-                losses_path=_per_cluster(Path(loss_filename), self._plan.cluster_id),
-                validations_path=_per_cluster(chosen.val_filename, self._plan.cluster_id),
-                trained=chosen.trained,
-                progress=sys.stderr,
-                recompute=chosen.recompute,
-                autocast=chosen.autocast,
+                loss_filename=Path(loss_filename),
+                options=chosen,
             )
             self._parts: NodeParts = assemble(inputs, transport, courier, events)
             self._root = RootDriver(
@@ -357,13 +351,3 @@ def _grpc_transport(plan: NodePlan, options: NodeOptions, formats: Formats) -> G
 def _window(plan: NodePlan) -> int:
     """More than a schedule has in flight, so that no send in training waits for a credit."""
     return max(TransportSettings().window, 2 * (plan.num_stages + plan.slack))
-
-
-def _is_mean(criterion: Criterion | None, reduction: str | None) -> bool:
-    return (reduction or getattr(criterion, "reduction", "mean")) != "sum"
-
-
-def _per_cluster(path: Path, cluster_id: int) -> Path:
-    if cluster_id == 0:
-        return path
-    return path.with_name(f"{path.stem}_cluster_{cluster_id}{path.suffix}")

@@ -9,7 +9,7 @@ import torch
 
 from ravnest.capture.signature import InputSignature
 from ravnest.errors import ConfigError, TrainingError
-from ravnest.node.assembly import NodeParts
+from ravnest.node.parts import NodeParts
 from ravnest.node.batches import (
     BatchCursor,
     CurrentBatch,
