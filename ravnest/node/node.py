@@ -12,9 +12,10 @@ from typing import Any, Self
 import torch
 
 from ravnest.metrics.events import EventLog, EventName
-from ravnest.node.allocator import is_tight, keep_freed_memory, return_freed_memory
+from ravnest.node.allocator import settle_freed_memory
 from ravnest.node.assembly import assemble
 from ravnest.node.compressing import link_codecs
+from ravnest.node.connecting import grpc_transport
 from ravnest.node.couriers import courier_for
 from ravnest.node.devices import usable_device, warn_unplanned
 from ravnest.node.loading import initial_state, load_node, parse_node_name
@@ -23,14 +24,12 @@ from ravnest.node.options import NodeOptions
 from ravnest.node.parts import NodeInputs, NodeParts
 from ravnest.node.presence import Presence
 from ravnest.node.root import RootDriver
-from ravnest.node.settings import RunSettings, require_callable
+from ravnest.node.settings import require_callable
 from ravnest.node.targets import Criterion, Metric
 from ravnest.plan.model import NodePlan
 from ravnest.stage.delays import DelayCompensation
 from ravnest.stage.schedule import Schedule
 from ravnest.stage.updating import OptimizerFactory, SchedulerFactory, UpdateSettings
-from ravnest.transport.grpc_transport import GrpcTransport
-from ravnest.transport.interface import Formats, PeerAddress, TransportSettings
 from ravnest.wire.compression import parse_compression
 
 logger = logging.getLogger(__name__)
@@ -96,17 +95,7 @@ class Node:
         node_id = parse_node_name(name)
         require_callable(optimizer=optimizer, lr_scheduler=lr_scheduler, criterion=criterion)
         chosen = NodeOptions.parse(options)
-        settings = RunSettings(
-            Schedule.ONE_F_ONE_B if chosen.schedule is None else Schedule.parse(chosen.schedule),
-            update_frequency,
-            reduce_factor,
-            average_optim,
-            chosen.num_microbatches,
-            chosen.clip_grad_norm,
-            chosen.clip_norm_type,
-            repr({pattern: dict(options) for pattern, options in chosen.param_groups.items()}),
-            chosen.loss_scale,
-        )
+        settings = chosen.run_settings(update_frequency, reduce_factor, average_optim)
         averaging = chosen.averaging(reduce_factor)
         settings = replace(settings, averaging=averaging.text)
         update = UpdateSettings(
@@ -118,11 +107,7 @@ class Node:
             chosen.param_groups,
             DelayCompensation.parse(chosen.delay_compensation),
         )
-        if chosen.autocast is torch.float16 and chosen.loss_scale is None:
-            logger.warning(
-                "autocast='fp16' without loss_scale: small gradients become zero, and parameters "
-                "behind them stop learning; pass loss_scale='dynamic'"
-            )
+        _warn_unscaled(chosen)
         named = parse_compression(compression)
         device = usable_device(device)
         self._plan, stage = load_node(chosen.node_data, node_id, chosen.trusted_modules, device)
@@ -132,14 +117,10 @@ class Node:
         else:
             settings = settings.for_stages(self._plan.num_stages)
         self._num_microbatches = settings.microbatches_per_batch
-        wanted = is_tight(self._plan) if chosen.return_memory is None else chosen.return_memory
-        if wanted and device.type == "cpu":
-            return_freed_memory()
-        else:
-            keep_freed_memory()
+        settle_freed_memory(self._plan, device, chosen.return_memory)
         show_logs(f"[c{self._plan.cluster_id}/s{self._plan.stage} {name}]")
         warn_unplanned(device, self._plan.device)
-        transport = chosen.transport or _grpc_transport(
+        transport = chosen.transport or grpc_transport(
             self._plan, chosen, codecs.formats(self._plan, averaging.codec)
         )
         transport.start()
@@ -332,22 +313,9 @@ class Node:
             self.abort(error)
 
 
-def _grpc_transport(plan: NodePlan, options: NodeOptions, formats: Formats) -> GrpcTransport:
-    return GrpcTransport(
-        plan.node_id,
-        plan.bind,
-        [PeerAddress(peer.node_id, peer.address) for peer in plan.peers],
-        plan.plan_sha256,
-        TransportSettings(
-            timeout_s=options.timeout_s,
-            window=_window(plan),
-            reconnect_s=options.reconnect_s,
-        ),
-        formats=formats,
-        insecure=options.insecure,
-    )
-
-
-def _window(plan: NodePlan) -> int:
-    """More than a schedule has in flight, so that no send in training waits for a credit."""
-    return max(TransportSettings().window, 2 * (plan.num_stages + plan.slack))
+def _warn_unscaled(options: NodeOptions) -> None:
+    if options.autocast is torch.float16 and options.loss_scale is None:
+        logger.warning(
+            "autocast='fp16' without loss_scale: small gradients become zero, and parameters "
+            "behind them stop learning; pass loss_scale='dynamic'"
+        )
