@@ -24,8 +24,9 @@ from ravnest.node.settings import RunSettings
 from ravnest.node.targets import Criterion
 from ravnest.node.tying import TiedParameters
 from ravnest.plan.model import NodePlan
-from ravnest.stage.engine import StageEngine, StageState
+from ravnest.stage.engine import StageEngine
 from ravnest.stage.randomness import KeyedRandomness
+from ravnest.stage.state import StageState
 from ravnest.stage.updating import UpdateSettings
 
 

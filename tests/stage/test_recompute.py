@@ -13,8 +13,9 @@ from ravnest.capture.exporting import capture_model
 from ravnest.capture.splitting import split
 from ravnest.capture.stage_file import LoadedStage, load_stage, write_stage
 from ravnest.plan.identity import MicrobatchId
-from ravnest.stage.engine import StageEngine, StageState
+from ravnest.stage.engine import StageEngine
 from ravnest.stage.randomness import KeyedRandomness
+from ravnest.stage.state import StageState
 from ravnest.stage.updating import UpdateSettings
 
 CPU = torch.device("cpu")
