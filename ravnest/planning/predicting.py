@@ -6,10 +6,8 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import torch
 
 from ravnest.capture.costs import ParameterCost
 from ravnest.plan.model import NodeSpec, RingPlan
@@ -105,20 +103,6 @@ def microbatch_seconds(prediction: Prediction, node_id: int) -> float:
     kinds = (Traffic.ACTIVATIONS, Traffic.GRADIENTS)
     sent = [link for link in prediction.links if link.source == node_id and link.traffic in kinds]
     return max(computing, sum(link.seconds for link in sent))
-
-
-def num_samples(example: Any) -> int:
-    """First dimension of the first tensor in nested example inputs; 1 where there is none."""
-    return next(_first_dimensions(example), 1)
-
-
-def _first_dimensions(value: Any) -> Iterator[int]:
-    if isinstance(value, torch.Tensor) and value.dim():
-        yield int(value.shape[0])
-    for each in value.values() if isinstance(value, Mapping) else ():
-        yield from _first_dimensions(each)
-    for each in value if isinstance(value, (tuple, list)) else ():
-        yield from _first_dimensions(each)
 
 
 def pipeline_time(
