@@ -34,7 +34,9 @@ def leaf_loss(inputs: NodeInputs, links: ClusterLinks) -> LossOfMicrobatch | Non
     if not inputs.plan.is_leaf:
         return None
     finder = _finder(inputs, links, inputs.labels, "labels")
-    structure, is_mean = inputs.stage.train.output_structure, inputs.is_mean
+    # Not `inputs` itself, which would keep the stage's initial tensors for as long as it trains.
+    criterion, is_mean = inputs.criterion, inputs.is_mean
+    structure = inputs.stage.train.output_structure
 
     def loss_of(frame: Frame, local: Any) -> LossFunction:
         targets = finder.find(frame, local)
@@ -43,7 +45,7 @@ def leaf_loss(inputs: NodeInputs, links: ClusterLinks) -> LossOfMicrobatch | Non
         def loss(outputs: Mapping[str, Value]) -> torch.Tensor:
             predictions = predictions_of(outputs, structure)
             with naming_shapes(frame, predictions, targets):
-                found = compute_loss(inputs.criterion, predictions, targets)
+                found = compute_loss(criterion, predictions, targets)
             return found if share == 1.0 else found * share
 
         return loss
