@@ -78,7 +78,7 @@ def train(engine: StageEngine, *, is_leaf: bool) -> list[dict[str, torch.Tensor]
         gradient = None if is_leaf else {output.name: torch.randn(8, 5, generator=draw)}
         engine.backward(each, gradient)
         if each.index % 2:
-            found.append({name: p.grad.clone() for name, p in engine._parameters.items()})
+            found.append({name: p.grad.clone() for name, p in engine.parameters.items()})
             engine.step()
     found.append({name: value.clone() for name, value in engine.saved_state().items()})
     return found
