@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from benchmarks.transformer import Block
+
 VOCABULARY = 16384
 WIDTH = 2048
 NUM_BLOCKS = 24
@@ -41,32 +43,11 @@ class Embedding(torch.nn.Module):
         return self.token(tokens) + self.position
 
 
-class Block(torch.nn.Module):
-    """A transformer block with causal attention, (N, CONTEXT, WIDTH) to the same."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm_1 = torch.nn.LayerNorm(WIDTH)
-        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = torch.nn.Linear(WIDTH, WIDTH)
-        self.norm_2 = torch.nn.LayerNorm(WIDTH)
-        self.up = torch.nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = torch.nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        n, t, width = x.shape
-        heads = self.qkv(self.norm_1(x)).view(n, t, 3, NUM_HEADS, width // NUM_HEADS)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(n, t, width))
-        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
-
-
 def build() -> torch.nn.Sequential:
     """The model, on the device that is the default, in bfloat16."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
-    blocks = [Block() for _ in range(NUM_BLOCKS)]
+    blocks = [Block(WIDTH, NUM_HEADS) for _ in range(NUM_BLOCKS)]
     head = torch.nn.Linear(WIDTH, VOCABULARY, bias=False)
     model = torch.nn.Sequential(Embedding(), *blocks, torch.nn.LayerNorm(WIDTH), head)
     torch.set_default_dtype(torch.float32)

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.convergence.tasks import TASKS, WIDTH, Block, Embedding
+from benchmarks.convergence.tasks import NUM_HEADS, TASKS, WIDTH, Embedding
+from benchmarks.transformer import Block
 from ravnest import Node, Trainer, clusterize
 from ravnest.transport.memory import MemoryNetwork
 
@@ -101,7 +102,7 @@ def build(seed: int) -> torch.nn.Sequential:
     vocabulary = TASKS["text"]().build(seed)[0].token.num_embeddings
     torch.manual_seed(seed)
     head = torch.nn.Sequential(torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, vocabulary))
-    blocks = [Block() for _ in range(NUM_BLOCKS)]
+    blocks = [Block(WIDTH, NUM_HEADS) for _ in range(NUM_BLOCKS)]
     return torch.nn.Sequential(Embedding(vocabulary), *blocks, head)
 
 

@@ -12,16 +12,14 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import chdir, redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cutting import cut_workload
 from benchmarks.processes import free_ports, run_processes, write_loopback_nodes
 from benchmarks.report import Claim, finish, parse_arguments
 from benchmarks.waits import STAGE_S
 from benchmarks.workloads import WAITS, WORKLOADS
-from ravnest import clusterize
 from ravnest.planning.timing import LinkTime, PipelineTime, StageTime, steady_state
 from ravnest.stage.schedule import Schedule
 
@@ -160,19 +158,10 @@ def run_kind(kind: str, name: str, options: dict[str, Any]) -> dict[str, float]:
 
 def plan(name: str, work: Path, schedule: str) -> list[str]:
     """Cuts the workload for three nodes below `work`; node names from root to leaf."""
-    workload = WORKLOADS[name]()
-    (work / "node_data").mkdir()
-    write_loopback_nodes(work / "node_data", NUM_STAGES, memory_gb=MEMORY_GB)
-    example = workload.inputs[: len(workload.inputs) // workload.num_microbatches]
-    with chdir(work), redirect_stdout(StringIO()):
-        made = clusterize(
-            workload.build(),
-            example_args=(example,),
-            num_clusters=1,
-            schedule=schedule,
-            update_frequency=workload.num_microbatches,
-            leaves=dict(workload.leaves) or None,
-        )
+    node_data = work / "node_data"
+    node_data.mkdir()
+    write_loopback_nodes(node_data, NUM_STAGES, memory_gb=MEMORY_GB)
+    made = cut_workload(WORKLOADS[name](), node_data, schedule)
     return [f"node_{node_id}" for node_id in made.clusters[0]]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.transformer import Block
 from benchmarks.workloads import gpt
 
 SEED = 0
@@ -39,28 +40,6 @@ class Training:
         return DataLoader(dataset, batch_size=len(self.inputs))
 
 
-class NarrowBlock(torch.nn.Module):
-    """A transformer block with causal attention, (N, T, width) to the same."""
-
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.norm_1 = torch.nn.LayerNorm(width)
-        self.qkv = torch.nn.Linear(width, 3 * width)
-        self.out = torch.nn.Linear(width, width)
-        self.norm_2 = torch.nn.LayerNorm(width)
-        self.up = torch.nn.Linear(width, 4 * width)
-        self.down = torch.nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        n, t, width = x.shape
-        heads = self.qkv(self.norm_1(x)).view(n, t, 3, self.num_heads, width // self.num_heads)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(n, t, width))
-        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
-
-
 def wide_gpt() -> Training:
     """22 million parameters: much to compute for what crosses a cut, 0.4 MB."""
     workload = gpt()
@@ -75,7 +54,7 @@ def narrow_gpt() -> Training:
 
     def build() -> torch.nn.Module:
         torch.manual_seed(SEED)
-        blocks = [NarrowBlock(width, 4) for _ in range(3)]
+        blocks = [Block(width, 4) for _ in range(3)]
         head = torch.nn.Linear(width, vocabulary, bias=False)
         embedding = torch.nn.Embedding(vocabulary, width)
         return torch.nn.Sequential(embedding, *blocks, torch.nn.LayerNorm(width), head)

@@ -22,18 +22,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, chdir, redirect_stdout
-from io import StringIO
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.cutting import cut_workload
 from benchmarks.report import Claim, finish, parse_arguments
 from benchmarks.throttle import Throttle
 from benchmarks.workloads import WORKLOADS
 from examples.digits.__main__ import free_ports
-from ravnest import clusterize
 from ravnest.plan.model import Plan
 from ravnest.plan.prediction import Traffic
 from ravnest.planning.timing import LinkTime, PipelineTime, StageTime, steady_state
@@ -143,8 +142,8 @@ def run(name: str, split: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def make_plan(name: str, work: Path, gflops: float, *, is_equal: bool, schedule: str) -> Plan:
     """Writes the nodes as they are, or all like their mean, and cuts the workload for them."""
-    workload = WORKLOADS[name]()
-    (work / "node_data").mkdir()
+    node_data = work / "node_data"
+    node_data.mkdir()
     nodes = {}
     for node_id, port in enumerate(free_ports(len(SHARES))):
         share = statistics.mean(SHARES) if is_equal else SHARES[node_id]
@@ -156,16 +155,8 @@ def make_plan(name: str, work: Path, gflops: float, *, is_equal: bool, schedule:
                 "flops": share * gflops,
             },
         }
-    (work / "node_data" / "node_configs.json").write_text(json.dumps(nodes))
-    example = workload.inputs[: len(workload.inputs) // workload.num_microbatches]
-    with chdir(work), redirect_stdout(StringIO()):
-        return clusterize(
-            workload.build(),
-            example_args=(example,),
-            num_clusters=1,
-            schedule=schedule,
-            update_frequency=workload.num_microbatches,
-        )
+    (node_data / "node_configs.json").write_text(json.dumps(nodes))
+    return cut_workload(WORKLOADS[name](), node_data, schedule)
 
 
 def modelled(plan: Plan, gflops: float) -> float:

@@ -11,19 +11,16 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from contextlib import chdir, redirect_stdout
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cutting import cut_workload
 from benchmarks.links import Access, Network
 from benchmarks.prediction import check_link
 from benchmarks.processes import run_processes
 from benchmarks.waits import GPT_STAGE_S
 from benchmarks.workloads import WORKLOADS
-from ravnest import clusterize
-from ravnest.plan.model import Plan
 
 GPT, WAITS = "gpt", "gpt waits"
 NUM_STAGES = 3
@@ -106,29 +103,17 @@ def run_kind(
 def plan(name: str, network: Network, work: Path, schedule: str) -> list[int]:
     """Cuts the workload for the hosts below `work`; the hosts from root to leaf."""
     workload = WORKLOADS[name]()
-    (work / "node_data").mkdir()
+    node_data = work / "node_data"
+    node_data.mkdir()
     gflops = GFLOPS
-    example = workload.inputs[: len(workload.inputs) // workload.num_microbatches]
-
-    def cut(*, dry_run: bool) -> Plan:
-        _describe(network, work / "node_data" / "node_configs.json", gflops)
-        with chdir(work), redirect_stdout(StringIO()):
-            return clusterize(
-                workload.build(),
-                example_args=(example,),
-                num_clusters=1,
-                schedule=schedule,
-                update_frequency=workload.num_microbatches,
-                leaves=dict(workload.leaves) or None,
-                dry_run=dry_run,
-            )
-
     if name == WAITS:  # their work is no arithmetic: such a speed that it takes what they wait
-        prediction = cut(dry_run=True).prediction
+        _describe(network, node_data / "node_configs.json", gflops)
+        prediction = cut_workload(workload, node_data, schedule, dry_run=True).prediction
         assert prediction is not None
         first = prediction.stages[0]
         gflops *= (first.forward_s + first.backward_s) / GPT_STAGE_S
-    return list(cut(dry_run=False).clusters[0])
+    _describe(network, node_data / "node_configs.json", gflops)
+    return list(cut_workload(workload, node_data, schedule).clusters[0])
 
 
 def _describe(network: Network, file: Path, gflops: float) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.transformer import Block
 from benchmarks.waits import (
     GPT_LEAVES,
     HEAVY_LEAVES,
@@ -77,33 +78,12 @@ class Embedding(torch.nn.Module):
         return self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
 
 
-class Block(torch.nn.Module):
-    """A transformer block with causal attention, (N, T, WIDTH) to the same."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm_1 = torch.nn.LayerNorm(WIDTH)
-        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = torch.nn.Linear(WIDTH, WIDTH)
-        self.norm_2 = torch.nn.LayerNorm(WIDTH)
-        self.up = torch.nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = torch.nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        n, t, width = x.shape
-        heads = self.qkv(self.norm_1(x)).view(n, t, 3, NUM_HEADS, width // NUM_HEADS)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(n, t, width))
-        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
-
-
 def gpt() -> Workload:
     """22.3 million parameters, a step of 16 x 128 tokens in 8 microbatches."""
 
     def build() -> torch.nn.Sequential:
         torch.manual_seed(SEED)
-        blocks = [Block() for _ in range(NUM_BLOCKS)]
+        blocks = [Block(WIDTH, NUM_HEADS) for _ in range(NUM_BLOCKS)]
         head = torch.nn.Linear(WIDTH, VOCABULARY, bias=False)
         return torch.nn.Sequential(Embedding(), *blocks, torch.nn.LayerNorm(WIDTH), head)
 

@@ -12,6 +12,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
+from benchmarks.transformer import Block
+
 Batch = tuple[torch.Tensor, torch.Tensor]
 SMOOTHING = 0.1  # else these two losses end near zero, where a ratio is all noise
 CONTEXT = 32
@@ -60,34 +62,13 @@ class Embedding(torch.nn.Module):
         return self.token(tokens) + self.position[: tokens.shape[1]]
 
 
-class Block(torch.nn.Module):
-    """A transformer block with causal attention, (N, T, WIDTH) to the same."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm_1 = torch.nn.LayerNorm(WIDTH)
-        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = torch.nn.Linear(WIDTH, WIDTH)
-        self.norm_2 = torch.nn.LayerNorm(WIDTH)
-        self.up = torch.nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = torch.nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        n, t, width = x.shape
-        heads = self.qkv(self.norm_1(x)).view(n, t, 3, NUM_HEADS, width // NUM_HEADS)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(n, t, width))
-        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
-
-
 def decoder(vocabulary: int) -> Callable[[int], list[torch.nn.Module]]:
     """A function from a seed to the blocks of a small GPT."""
 
     def build(seed: int) -> list[torch.nn.Module]:
         torch.manual_seed(seed)
         head = torch.nn.Sequential(torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, vocabulary))
-        return [Embedding(vocabulary), *(Block() for _ in range(NUM_BLOCKS)), head]
+        return [Embedding(vocabulary), *(Block(WIDTH, NUM_HEADS) for _ in range(NUM_BLOCKS)), head]
 
     return build
 

@@ -13,8 +13,9 @@ from benchmarks.zoo.exchange import projection_loss
 from ravnest.capture.stage_file import LoadedStage, load_stage
 from ravnest.plan.identity import MicrobatchId
 from ravnest.plan.structure import unflatten
-from ravnest.stage.engine import StageEngine, StageState
+from ravnest.stage.engine import StageEngine
 from ravnest.stage.randomness import KeyedRandomness
+from ravnest.stage.state import StageState
 from ravnest.stage.updating import UpdateSettings
 
 MICROBATCH = MicrobatchId(0, 0)

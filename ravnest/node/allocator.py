@@ -19,6 +19,8 @@ import ctypes
 import os
 import sys
 
+import torch
+
 from ravnest.plan.model import NodePlan
 
 # Options of mallopt, as in malloc.h.
@@ -33,6 +35,20 @@ _WITH_HOLES = 1.35
 """Peak over the plan's, at most seen, where the heap keeps what is freed."""
 
 _OWN_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
+
+
+def settle_freed_memory(plan: NodePlan, device: torch.device, is_returned: bool | None) -> None:
+    """Returns or keeps it for the rest of the process.
+
+    Args:
+        is_returned: what the script says; None: where the plan is tight. Where tensors are not in
+            this process's memory it is always kept.
+    """
+    wanted = is_tight(plan) if is_returned is None else is_returned
+    if wanted and device.type == "cpu":
+        return_freed_memory()
+    else:
+        keep_freed_memory()
 
 
 def is_tight(plan: NodePlan) -> bool:

@@ -14,7 +14,7 @@ from ravnest.errors import ConfigError, PlanFileError
 from ravnest.plan.codec import RUN_AGAIN
 from ravnest.plan.files import load_node_plan, verify_stage_files
 from ravnest.plan.model import NodePlan
-from ravnest.stage.engine import StageState
+from ravnest.stage.state import StageState
 
 _NAME = re.compile(r"node_(0|[1-9][0-9]*)", re.ASCII)
 

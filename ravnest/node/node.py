@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
-import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -14,25 +11,25 @@ from typing import Any, Self
 
 import torch
 
-from ravnest.errors import RavnestError, TrainingError
 from ravnest.metrics.events import EventLog, EventName
-from ravnest.node.allocator import is_tight, keep_freed_memory, return_freed_memory
-from ravnest.node.assembly import NodeInputs, NodeParts, assemble
+from ravnest.node.allocator import settle_freed_memory
+from ravnest.node.assembly import assemble
 from ravnest.node.compressing import link_codecs
-from ravnest.node.couriers import Courier, courier_for
+from ravnest.node.connecting import grpc_transport
+from ravnest.node.couriers import courier_for
 from ravnest.node.devices import usable_device, warn_unplanned
 from ravnest.node.loading import initial_state, load_node, parse_node_name
 from ravnest.node.logs import show_logs
 from ravnest.node.options import NodeOptions
+from ravnest.node.parts import NodeInputs, NodeParts
+from ravnest.node.presence import Presence
 from ravnest.node.root import RootDriver
-from ravnest.node.settings import RunSettings, require_callable
+from ravnest.node.settings import require_callable
 from ravnest.node.targets import Criterion, Metric
 from ravnest.plan.model import NodePlan
 from ravnest.stage.delays import DelayCompensation
 from ravnest.stage.schedule import Schedule
 from ravnest.stage.updating import OptimizerFactory, SchedulerFactory, UpdateSettings
-from ravnest.transport.grpc_transport import GrpcTransport
-from ravnest.transport.interface import Formats, PeerAddress, TransportSettings
 from ravnest.wire.compression import parse_compression
 
 logger = logging.getLogger(__name__)
@@ -98,17 +95,7 @@ class Node:
         node_id = parse_node_name(name)
         require_callable(optimizer=optimizer, lr_scheduler=lr_scheduler, criterion=criterion)
         chosen = NodeOptions.parse(options)
-        settings = RunSettings(
-            Schedule.ONE_F_ONE_B if chosen.schedule is None else Schedule.parse(chosen.schedule),
-            update_frequency,
-            reduce_factor,
-            average_optim,
-            chosen.num_microbatches,
-            chosen.clip_grad_norm,
-            chosen.clip_norm_type,
-            repr({pattern: dict(options) for pattern, options in chosen.param_groups.items()}),
-            chosen.loss_scale,
-        )
+        settings = chosen.run_settings(update_frequency, reduce_factor, average_optim)
         averaging = chosen.averaging(reduce_factor)
         settings = replace(settings, averaging=averaging.text)
         update = UpdateSettings(
@@ -120,11 +107,7 @@ class Node:
             chosen.param_groups,
             DelayCompensation.parse(chosen.delay_compensation),
         )
-        if chosen.autocast is torch.float16 and chosen.loss_scale is None:
-            logger.warning(
-                "autocast='fp16' without loss_scale: small gradients become zero, and parameters "
-                "behind them stop learning; pass loss_scale='dynamic'"
-            )
+        _warn_unscaled(chosen)
         named = parse_compression(compression)
         device = usable_device(device)
         self._plan, stage = load_node(chosen.node_data, node_id, chosen.trusted_modules, device)
@@ -134,26 +117,22 @@ class Node:
         else:
             settings = settings.for_stages(self._plan.num_stages)
         self._num_microbatches = settings.microbatches_per_batch
-        wanted = is_tight(self._plan) if chosen.return_memory is None else chosen.return_memory
-        if wanted and device.type == "cpu":
-            return_freed_memory()
-        else:
-            keep_freed_memory()
+        settle_freed_memory(self._plan, device, chosen.return_memory)
         show_logs(f"[c{self._plan.cluster_id}/s{self._plan.stage} {name}]")
         warn_unplanned(device, self._plan.device)
-        self._transport = chosen.transport or _grpc_transport(
+        transport = chosen.transport or grpc_transport(
             self._plan, chosen, codecs.formats(self._plan, averaging.codec)
         )
-        self._transport.start()
-        self._courier = courier_for(device, self._transport)
-        self._events = EventLog(
+        transport.start()
+        courier = courier_for(device, transport)
+        events = EventLog(
             chosen.events,
             node=node_id,
             cluster=self._plan.cluster_id,
             stage=self._plan.stage,
         )
-        self._finalizer = weakref.finalize(self, _end, self._courier, self._events)
-        with self._guarded():
+        self._presence = Presence(self, self._plan, courier, events)
+        with self._presence.guarded():
             inputs = NodeInputs(
                 plan=self._plan,
                 stage=stage,
@@ -162,20 +141,14 @@ class Node:
                 update=update,
                 averaging=averaging,
                 codecs=codecs,
-                seed=torch.initial_seed() if chosen.seed is None else chosen.seed,
                 device=device,
                 criterion=criterion,
-                is_mean=_is_mean(criterion, chosen.loss_reduction),
                 labels=labels,
                 test_labels=test_labels,
-                losses_path=_per_cluster(Path(loss_filename), self._plan.cluster_id),
-                validations_path=_per_cluster(chosen.val_filename, self._plan.cluster_id),
-                trained=chosen.trained,
-                progress=sys.stderr,
-                recompute=chosen.recompute,
-                autocast=chosen.autocast,
+                loss_filename=Path(loss_filename),
+                options=chosen,
             )
-            self._parts: NodeParts = assemble(inputs, self._transport, self._courier, self._events)
+            self._parts: NodeParts = assemble(inputs, transport, courier, events)
             self._root = RootDriver(
                 self._plan,
                 self._parts,
@@ -184,9 +157,9 @@ class Node:
                 ships_train=labels is None,
                 ships_test=test_labels is None,
             )
-        self._events.emit(EventName.RUN_STARTED, plan=self._plan.plan_sha256)
+        events.emit(EventName.RUN_STARTED, plan=self._plan.plan_sha256)
         for record in codecs.records(self._plan):
-            self._events.emit(EventName.COMPRESSION, **record)
+            events.emit(EventName.COMPRESSION, **record)
 
     # What the node is
 
@@ -241,7 +214,7 @@ class Node:
             TrainingError: the batch does not fit the captured model, or this node is no root.
             TransportError: another node is gone or failed.
         """
-        with self._guarded():
+        with self._presence.guarded():
             self._root.forward(tensors, kwargs)
 
     def no_grad_forward_compute(
@@ -257,7 +230,7 @@ class Node:
         Returns:
             The model's output, or None when a metric was asked for.
         """
-        with self._guarded():
+        with self._presence.guarded():
             return self._root.evaluate(tensors, kwargs, output_type)
 
     def wait_for_backwards(self) -> None:
@@ -265,7 +238,7 @@ class Node:
 
         An incomplete group of `update_frequency` batches gets an optimizer step of its own.
         """
-        with self._guarded():
+        with self._presence.guarded():
             self._root.end_epoch()
 
     def trigger_save_submodel(self) -> None:
@@ -274,7 +247,7 @@ class Node:
         May be called in the middle of an epoch; batches whose optimizer step is still to come are
         not in it. Call `wait_for_backwards` first to have them all.
         """
-        with self._guarded():
+        with self._presence.guarded():
             if self._plan.is_root:
                 self._root.save()
             else:
@@ -282,7 +255,7 @@ class Node:
 
     def update_with_latest_weights(self) -> None:
         """Brings `model` up to date: on the root, completes what the schedule still holds back."""
-        with self._guarded():
+        with self._presence.guarded():
             if self._plan.is_root:
                 self._root.complete()
 
@@ -290,12 +263,12 @@ class Node:
 
     def serve(self) -> dict[str, Any]:
         """On stem and leaf: works until the root ends the phase; returns what it announced."""
-        with self._guarded():
+        with self._presence.guarded():
             return self._parts.service.serve()
 
     def end_phase(self, *, training: bool, save: bool = False) -> dict[str, Any]:
         """On the root: ends a phase for the whole cluster and returns its results."""
-        with self._guarded():
+        with self._presence.guarded():
             return self._root.end_phase(training=training, save=save)
 
     @property
@@ -319,16 +292,11 @@ class Node:
 
     def close(self) -> None:
         """Says goodbye to the other nodes and frees the port. Idempotent."""
-        if self._finalizer.detach() is not None:
-            _close(self._courier, self._events)
+        self._presence.close()
 
     def abort(self, error: BaseException) -> None:
         """Tells the other nodes that this one failed, and why. Idempotent."""
-        if self._finalizer.detach() is not None:
-            reason = _reason(self._plan, error)
-            self._events.emit(EventName.FAILED, reason=reason)
-            self._courier.abort(reason)
-            self._events.close()
+        self._presence.abort(error)
 
     def __enter__(self) -> Self:
         return self
@@ -344,69 +312,10 @@ class Node:
         else:
             self.abort(error)
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Whatever fails here also ends the other nodes, with this node's reason."""
-        if not self._finalizer.alive:
-            raise TrainingError(f"{self.name} is closed")
-        try:
-            yield
-        except BaseException as error:
-            self.abort(error)
-            raise
 
-
-def _grpc_transport(plan: NodePlan, options: NodeOptions, formats: Formats) -> GrpcTransport:
-    return GrpcTransport(
-        plan.node_id,
-        plan.bind,
-        [PeerAddress(peer.node_id, peer.address) for peer in plan.peers],
-        plan.plan_sha256,
-        TransportSettings(
-            timeout_s=options.timeout_s,
-            window=_window(plan),
-            reconnect_s=options.reconnect_s,
-        ),
-        formats=formats,
-        insecure=options.insecure,
-    )
-
-
-def _window(plan: NodePlan) -> int:
-    """More than a schedule has in flight, so that no send in training waits for a credit."""
-    return max(TransportSettings().window, 2 * (plan.num_stages + plan.slack))
-
-
-def _is_mean(criterion: Criterion | None, reduction: str | None) -> bool:
-    return (reduction or getattr(criterion, "reduction", "mean")) != "sum"
-
-
-def _per_cluster(path: Path, cluster_id: int) -> Path:
-    if cluster_id == 0:
-        return path
-    return path.with_name(f"{path.stem}_cluster_{cluster_id}{path.suffix}")
-
-
-def _reason(plan: NodePlan, error: BaseException) -> str:
-    where = f"[c{plan.cluster_id}/s{plan.stage} node_{plan.node_id}]"
-    message = error.message if isinstance(error, RavnestError) else str(error)
-    return f"{where} {type(error).__name__}: {message}"
-
-
-def _close(courier: Courier, events: EventLog) -> None:
-    courier.close()
-    events.emit(EventName.RUN_ENDED)
-    events.close()
-
-
-def _end(courier: Courier, events: EventLog) -> None:
-    """Runs when the node is garbage or the interpreter exits: not every script calls `close`."""
-    error = getattr(sys, "last_value", None)
-    if isinstance(error, BaseException) and not hasattr(sys, "ps1"):
-        # The script died outside of our calls: the other nodes are told why.
-        reason = f"{type(error).__name__}: {error}"
-        events.emit(EventName.FAILED, reason=reason)
-        courier.abort(reason)
-        events.close()
-    else:
-        _close(courier, events)
+def _warn_unscaled(options: NodeOptions) -> None:
+    if options.autocast is torch.float16 and options.loss_scale is None:
+        logger.warning(
+            "autocast='fp16' without loss_scale: small gradients become zero, and parameters "
+            "behind them stop learning; pass loss_scale='dynamic'"
+        )

@@ -11,8 +11,10 @@ import torch
 
 from ravnest.averaging.settings import AveragingSettings, parse_averaging
 from ravnest.errors import ConfigError
+from ravnest.node.settings import RunSettings
 from ravnest.stage.groups import Groups, check_groups
 from ravnest.stage.precision import parse_autocast
+from ravnest.stage.schedule import Schedule
 from ravnest.transport.interface import Transport
 
 
@@ -102,6 +104,27 @@ class NodeOptions:
     trusted_modules: tuple[str, ...] = ()
     insecure: bool = False
     transport: Transport | None = None
+
+    def run_settings(
+        self, update_frequency: int, reduce_factor: int | None, average_optim: bool
+    ) -> RunSettings:
+        """What all nodes of a cluster must share, before the plan has its say.
+
+        Raises:
+            ConfigError: a value is impossible, or two do not go together.
+        """
+        groups = {pattern: dict(options) for pattern, options in self.param_groups.items()}
+        return RunSettings(
+            Schedule.ONE_F_ONE_B if self.schedule is None else Schedule.parse(self.schedule),
+            update_frequency,
+            reduce_factor,
+            average_optim,
+            self.num_microbatches,
+            self.clip_grad_norm,
+            self.clip_norm_type,
+            repr(groups),
+            self.loss_scale,
+        )
 
     def averaging(self, reduce_factor: int | None) -> AveragingSettings:
         """How rounds average that come every so many steps; ConfigError where it cannot be."""

@@ -9,7 +9,6 @@ import torch
 
 from ravnest.capture.signature import InputSignature
 from ravnest.errors import ConfigError, TrainingError
-from ravnest.node.assembly import NodeParts
 from ravnest.node.batches import (
     BatchCursor,
     CurrentBatch,
@@ -19,6 +18,7 @@ from ravnest.node.batches import (
     targets_frame,
 )
 from ravnest.node.microbatches import Rows, split_inputs, take_rows, whole_batch
+from ravnest.node.parts import NodeParts
 from ravnest.node.settings import RunSettings
 from ravnest.node.targets import Metric
 from ravnest.plan.model import NodePlan

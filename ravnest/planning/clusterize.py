@@ -9,36 +9,28 @@ from typing import Any
 
 import torch
 
-from ravnest.capture.costs import ParameterCost
 from ravnest.capture.exporting import CapturedModel, capture_model
 from ravnest.capture.splitting import split
 from ravnest.capture.stages import StageGraphs
-from ravnest.config import NodeConfig, load_node_configs
 from ravnest.errors import ConfigError
 from ravnest.plan.files import write_plan
-from ravnest.plan.model import NodeSpec, Plan, Replica, StagePlan
-from ravnest.plan.prediction import Prediction
+from ravnest.plan.model import Plan
 from ravnest.planning.budget.optimizer_states import OptimizerFactory, ask_optimizer
 from ravnest.planning.budget.rounds import copies_kept, keeps_what_is_sent
 from ravnest.planning.checking.self_test import prepare_test
 from ravnest.planning.choosing import form_by_schedule
 from ravnest.planning.clustering.clusters import Formation
+from ravnest.planning.composing import compose_plan
+from ravnest.planning.inputs.example import checked_example, num_samples
+from ravnest.planning.inputs.nodes import nodes_of
 from ravnest.planning.inputs.settings import (
     ACCELERATOR_BUILD_FOOTPRINT_BYTES,
     RUNTIME_FOOTPRINT_BYTES,
-    PlanningSettings,
     parse_settings,
 )
 from ravnest.planning.inputs.table import cost_table
-from ravnest.planning.overriding import nodes_to_plan_for, overridable
-from ravnest.planning.predicting import (
-    PlannedModel,
-    microbatch_seconds,
-    num_samples,
-    predict,
-)
-from ravnest.planning.rings import form_rings, owner_of
-from ravnest.planning.search.ordering import Cluster
+from ravnest.planning.overriding import overridable
+from ravnest.planning.predicting import PlannedModel
 from ravnest.planning.streaming import StreamedWeights, weight_source, wholly_on_meta
 from ravnest.planning.weights import Weights
 from ravnest.planning.writing import StageWriter
@@ -147,11 +139,9 @@ def clusterize(
         raise ConfigError(f"self_test is {self_test!r}; expected True or False")
     if not isinstance(dry_run, bool):
         raise ConfigError(f"dry_run is {dry_run!r}; expected True or False")
-    args, kwargs = _inputs(model, example_args, example_kwargs)
+    args, kwargs = checked_example(model, example_args, example_kwargs)
     folder = Path(node_data)
-    config_file = folder / _CONFIG_FILE if node_configs is None else Path(node_configs)
-    configs = nodes_to_plan_for(load_node_configs(config_file))
-    nodes = tuple(_node_spec(config) for config in configs)
+    nodes = nodes_of(folder / _CONFIG_FILE if node_configs is None else Path(node_configs))
     # A plan alone needs sizes and no values.
     source = None if dry_run and weights is None else weight_source(model, weights)
     with wholly_on_meta(model):
@@ -168,7 +158,7 @@ def clusterize(
     table = cost_table(captured.costs)
     formation, settings = form_by_schedule(table, nodes, settings)
     model_costs = PlannedModel(table, captured.costs.stored, num_samples((args, kwargs)))
-    plan = _plan(captured, nodes, formation, model_costs, settings)
+    plan = compose_plan(captured, nodes, formation, model_costs, settings)
     if dry_run:
         return plan
     graphs = _split_once_per_cutting(captured, formation)
@@ -186,103 +176,8 @@ def _runtime_bytes() -> int:
     return RUNTIME_FOOTPRINT_BYTES if is_plain else ACCELERATOR_BUILD_FOOTPRINT_BYTES
 
 
-def _inputs(
-    model: Any, example_args: Any, example_kwargs: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if not isinstance(model, torch.nn.Module):
-        raise ConfigError(
-            f"model is of type {type(model).__name__}; expected a torch.nn.Module instance",
-            hint="call the class: clusterize(MyModel(), ...)" if isinstance(model, type) else None,
-        )
-    if not isinstance(example_args, (tuple, list)):
-        raise ConfigError(
-            f"example_args is of type {type(example_args).__name__}; expected a tuple of inputs",
-            hint="write example_args=(x,) for one input x",
-        )
-    if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
-        raise ConfigError(
-            f"example_kwargs is of type {type(example_kwargs).__name__}; expected a dict or None"
-        )
-    return tuple(example_args), dict(example_kwargs or {})
-
-
-def _node_spec(config: NodeConfig) -> NodeSpec:
-    return NodeSpec(
-        node_id=config.node_id,
-        address=config.address,
-        bind=config.bind,
-        memory_bytes=int(config.ram_gb * 1e9),
-        bandwidth_bps=config.bandwidth_mbps * 1e6,
-        flops=None if config.flops_gflops is None else config.flops_gflops * 1e9,
-        latency_s=None if config.latency_ms is None else config.latency_ms * 1e-3,
-        device=config.device,
-    )
-
-
 def _split_once_per_cutting(
     captured: CapturedModel, formation: Formation
 ) -> dict[tuple[int, ...], tuple[StageGraphs, ...]]:
     distinct = dict.fromkeys(cluster.cutting.cuts for cluster in formation.clusters)
     return {cuts: split(captured, cuts[1:-1]) for cuts in distinct}
-
-
-def _plan(
-    captured: CapturedModel,
-    nodes: tuple[NodeSpec, ...],
-    formation: Formation,
-    model: PlannedModel,
-    settings: PlanningSettings,
-) -> Plan:
-    clusters = tuple(
-        tuple(node.node_id for node in cluster.nodes) for cluster in formation.clusters
-    )
-    cuts = [cluster.cutting.cuts for cluster in formation.clusters]
-    state = captured.state
-    names = set(state.state_names)
-    rings = form_rings(captured.costs.stored, clusters, cuts)
-    prediction = predict(model, formation, rings, settings)
-    return Plan(
-        model=captured.model_name,
-        nodes=nodes,
-        clusters=clusters,
-        stages=tuple(
-            stage
-            for cluster_id, cluster in enumerate(formation.clusters)
-            for stage in _stages(captured, cluster_id, cluster, prediction)
-        ),
-        rings=rings,
-        aliases={name: owner for name, owner in state.aliases.items() if name in names},
-        state_names=state.state_names,
-        unused=formation.unused,
-        prediction=prediction,
-    )
-
-
-def _is_used(tensor: ParameterCost, cuts: Sequence[int], index: int) -> bool:
-    return any(cuts[index] <= position < cuts[index + 1] for position in tensor.uses)
-
-
-def _stages(
-    captured: CapturedModel, cluster_id: int, cluster: Cluster, prediction: Prediction
-) -> tuple[StagePlan, ...]:
-    cutting = cluster.cutting
-    owners = [owner_of(tensor.position, cutting.cuts) for tensor in captured.costs.stored]
-    owned = list(zip(captured.costs.stored, owners, strict=True))
-    return tuple(
-        StagePlan(
-            node_id=node.node_id,
-            cluster_id=cluster_id,
-            index=index,
-            cut=(cutting.cuts[index], cutting.cuts[index + 1]),
-            parameters=tuple(t.name for t, owner in owned if owner == index and t.is_parameter),
-            buffers=tuple(t.name for t, owner in owned if owner == index and not t.is_parameter),
-            needed_bytes=cutting.needed_bytes[index],
-            step_time_s=microbatch_seconds(prediction, node.node_id),
-            replicas=tuple(
-                Replica(tensor.name, cluster.nodes[owner].node_id)
-                for tensor, owner in owned
-                if tensor.trainable and owner < index and _is_used(tensor, cutting.cuts, index)
-            ),
-        )
-        for index, node in enumerate(cluster.nodes)
-    )

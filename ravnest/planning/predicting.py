@@ -6,13 +6,11 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import torch
 
 from ravnest.capture.costs import ParameterCost
-from ravnest.plan.model import NodeSpec, RingPlan
+from ravnest.plan.model import RingPlan
 from ravnest.plan.prediction import (
     ClusterPrediction,
     LinkCompression,
@@ -33,8 +31,9 @@ from ravnest.planning.inputs.settings import (
 )
 from ravnest.planning.inputs.table import CostTable
 from ravnest.planning.rings import owner_of
+from ravnest.planning.round_times import AveragingRound
 from ravnest.planning.search.ordering import Cluster
-from ravnest.planning.search.pace import latency_of, work_factor
+from ravnest.planning.search.pace import latency_of, rate_between, work_factor
 from ravnest.planning.slack import choose_slacks
 from ravnest.planning.timing import (
     ExchangeTime,
@@ -46,8 +45,6 @@ from ravnest.planning.timing import (
     steady_state,
 )
 from ravnest.wire.compression import AUTO
-
-_BITS_PER_BYTE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ def predict(
     """Memory, times, links and rates of formed clusters."""
     memory = MemoryModel(model.table, settings, is_averaged=len(formation.clusters) > 1)
     pipelines = [_Pipeline(model, memory, cluster) for cluster in formation.clusters]
-    averaging = _Averaging(model, formation, rings)
+    averaging = AveragingRound(model.stored, formation, rings)
     per_step_s = averaging.seconds / settings.steps_per_round
     frequency, samples = settings.frequency, model.samples_per_microbatch
     rates = [frequency * samples / max(each.step_s + per_step_s, 1e-9) for each in pipelines]
@@ -105,20 +102,6 @@ def microbatch_seconds(prediction: Prediction, node_id: int) -> float:
     kinds = (Traffic.ACTIVATIONS, Traffic.GRADIENTS)
     sent = [link for link in prediction.links if link.source == node_id and link.traffic in kinds]
     return max(computing, sum(link.seconds for link in sent))
-
-
-def num_samples(example: Any) -> int:
-    """First dimension of the first tensor in nested example inputs; 1 where there is none."""
-    return next(_first_dimensions(example), 1)
-
-
-def _first_dimensions(value: Any) -> Iterator[int]:
-    if isinstance(value, torch.Tensor) and value.dim():
-        yield int(value.shape[0])
-    for each in value.values() if isinstance(value, Mapping) else ():
-        yield from _first_dimensions(each)
-    for each in value if isinstance(value, (tuple, list)) else ():
-        yield from _first_dimensions(each)
 
 
 def pipeline_time(
@@ -163,7 +146,7 @@ def pipeline_time(
         ExchangeTime(
             owner,
             holder,
-            num_bytes / _rate(nodes[owner], nodes[holder]),
+            num_bytes / rate_between(nodes[owner], nodes[holder]),
             latency_of(nodes[owner]) + latency_of(nodes[holder]),
         )
         for (owner, holder), num_bytes in exchanged.items()
@@ -182,16 +165,11 @@ def _raw_links(memory: MemoryModel, cluster: Cluster) -> list[RawLink]:
         RawLink(
             float(table.forward_bytes[cut]),
             float(table.backward_bytes[cut]),
-            _rate(nodes[k], nodes[k + 1]),
+            rate_between(nodes[k], nodes[k + 1]),
             latency_of(nodes[k]) + latency_of(nodes[k + 1]),
         )
         for k, cut in enumerate(cuts)
     ]
-
-
-def _rate(one: NodeSpec, other: NodeSpec) -> float:
-    """Bytes per second between two nodes."""
-    return min(one.bandwidth_bps, other.bandwidth_bps) / _BITS_PER_BYTE
 
 
 def _run(settings: PlanningSettings, samples: int) -> PlannedRun:
@@ -269,7 +247,7 @@ class _Pipeline:
                     source, target, traffic, num_bytes, seconds, link.latency_s, load
                 )
         for (k, other), num_bytes in self._exchanged.items():
-            seconds = num_bytes / _rate(nodes[k], nodes[other])
+            seconds = num_bytes / rate_between(nodes[k], nodes[other])
             yield LinkPrediction(
                 source=nodes[k].node_id,
                 target=nodes[other].node_id,
@@ -326,51 +304,3 @@ def _exchanged_bytes(
             sent[holder, owner] += tensor.num_bytes
             sent[owner, holder] += tensor.num_bytes
     return dict(sorted(sent.items()))
-
-
-class _Averaging:
-    """A round over all rings at once, as a ring all-reduce moves 2 (C - 1) / C of the bytes."""
-
-    def __init__(
-        self, model: PlannedModel, formation: Formation, rings: Sequence[RingPlan]
-    ) -> None:
-        self._nodes = {node.node_id: node for c in formation.clusters for node in c.nodes}
-        self._bytes: dict[tuple[int, int], int] = {}
-        self.seconds = 0.0
-        number = len(formation.clusters)
-        if number == 1:
-            return
-        sizes = {tensor.name: tensor.num_bytes for tensor in model.stored}
-        sent_s: defaultdict[int, float] = defaultdict(float)
-        delays = 0.0
-        for ring in rings:
-            whole = sum(sizes[name] for name in (*ring.parameters, *ring.buffers))
-            num_bytes = round(2 * (number - 1) * whole / number)
-            pairs = list(zip(ring.members, (*ring.members[1:], ring.members[0]), strict=True))
-            slowest = min(self._rate(pair) for pair in pairs)
-            for pair in pairs:
-                self._bytes[pair] = self._bytes.get(pair, 0) + num_bytes
-                sent_s[pair[0]] += num_bytes / slowest  # the slowest link paces the whole ring
-            delays = max(delays, *(self._latency(pair) for pair in pairs))
-        # Headers and votes go around the ring too: C - 1 hops each, as in either half of the rest.
-        self.seconds = max(sent_s.values()) + 4 * (number - 1) * delays
-
-    def links(self, between_rounds_s: float) -> Iterator[LinkPrediction]:
-        """From every member to the next; loads are shares of the time between two rounds."""
-        for (source, target), num_bytes in self._bytes.items():
-            seconds = num_bytes / self._rate((source, target))
-            yield LinkPrediction(
-                source=source,
-                target=target,
-                traffic=Traffic.AVERAGING,
-                num_bytes=num_bytes,
-                seconds=seconds,
-                latency_s=self._latency((source, target)),
-                load=seconds / max(between_rounds_s, 1e-9),
-            )
-
-    def _rate(self, pair: tuple[int, int]) -> float:
-        return _rate(self._nodes[pair[0]], self._nodes[pair[1]])
-
-    def _latency(self, pair: tuple[int, int]) -> float:
-        return latency_of(self._nodes[pair[0]]) + latency_of(self._nodes[pair[1]])

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -16,34 +15,16 @@ from ravnest.errors import TrainingError
 from ravnest.plan.identity import MicrobatchId
 from ravnest.stage.copying import DeviceCopier
 from ravnest.stage.entrance import Entrance
-from ravnest.stage.module import StageModule
 from ravnest.stage.precision import autocast_on
 from ravnest.stage.program import Program, Value
 from ravnest.stage.randomness import KeyedRandomness
+from ravnest.stage.starting import Start, checked_loss, gradients_of_criterion, start_at_outputs
+from ravnest.stage.state import LiveState, StageState
 from ravnest.stage.two_passes import WeightPass, backward_of_inputs
 from ravnest.stage.updating import Updater, UpdateSettings
-from ravnest.stage.weights import WeightVersion, WeightVersions
+from ravnest.stage.weights import WeightVersion
 
 LossFunction = Callable[[Mapping[str, Value]], torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class StageState:
-    """The tensors of one stage, by original name.
-
-    Attributes:
-        parameters: in the model's order.
-        trainable: names that get gradients.
-        buffers: persistent buffers.
-        replicas: trainable parameters that another stage owns and steps.
-        constants: non-persistent buffers and constants of the graph.
-    """
-
-    parameters: Mapping[str, torch.Tensor]
-    trainable: frozenset[str]
-    buffers: Mapping[str, torch.Tensor]
-    constants: Mapping[str, torch.Tensor]
-    replicas: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,26 +99,17 @@ class StageEngine:
         self._autocast = autocast
         self.loss_scale: float | None = None
         self.randomness = randomness
-        self._parameters = {
-            name: torch.nn.Parameter(tensor.to(device), requires_grad=name in state.trainable)
-            for name, tensor in state.parameters.items()
-        }
-        self._buffers = {name: tensor.to(device) for name, tensor in state.buffers.items()}
-        self._constants = {name: tensor.to(device) for name, tensor in state.constants.items()}
-        replicas = {
-            name: torch.nn.Parameter(tensor.to(device)) for name, tensor in state.replicas.items()
-        }
-        self.module = StageModule(self._parameters, self._buffers, self._constants | replicas)
-        self.weights = WeightVersions(self._parameters, keeps_previous=keeps_previous)
-        self.replicas = WeightVersions(replicas)
-        self.updater = Updater(self._parameters, settings)
+        self._live = LiveState(state, device, keeps_previous=keeps_previous)
+        self.module, self.weights = self._live.module, self._live.weights
+        self.replicas = self._live.replicas
+        self.updater = Updater(self.parameters, settings)
         self._in_flight: dict[MicrobatchId, _InFlight] = {}
         self._behind: dict[MicrobatchId, _Behind] = {}
 
     @property
     def parameters(self) -> Mapping[str, torch.nn.Parameter]:
         """The parameters that this stage owns, by original name, with gradients and all."""
-        return self._parameters
+        return self._live.parameters
 
     @property
     def num_in_flight(self) -> int:
@@ -168,7 +140,7 @@ class StageEngine:
         weights, replicas = self.weights.acquire(version), self.replicas.acquire()
         entrance = Entrance()
         given = self._prepare(self._train, inputs, microbatch, entrance)
-        state = self._state(weights.tensors, replicas.tensors)
+        state = self._live.at(weights, replicas)
         before = None
         if self._recompute:
             before = {name: state[name].clone() for name in self._train.written if name in state}
@@ -179,7 +151,7 @@ class StageEngine:
                 # The graph was on so that both times the same kernels compute; here it is dropped.
                 outputs = {name: _as_leaf(value) for name, value in outputs.items()}
             if loss_function is not None:
-                loss = _checked_loss(loss_function(outputs), microbatch)
+                loss = checked_loss(loss_function(outputs), microbatch)
         results = outputs if loss is None else {"loss": loss}
         if loss is not None and self.loss_scale is not None:
             loss = loss.float() * self.loss_scale
@@ -250,20 +222,21 @@ class StageEngine:
         microbatch: MicrobatchId,
         flight: _InFlight,
         gradients: Mapping[str, torch.Tensor] | None,
-    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor | None]]:
-        """Where a backward pass starts, and the gradients it starts with; None for a loss's."""
+    ) -> Start:
         if flight.before is None and gradients is None:
             assert flight.loss is not None
             return [flight.loss], [None]
         if gradients is None:
-            gradients = _gradients_of_criterion(flight)
-        return self._roots(self._graph_of(microbatch, flight), gradients, microbatch)
+            assert flight.loss is not None
+            gradients = gradients_of_criterion(flight.loss, flight.outputs)
+        outputs = self._graph_of(microbatch, flight)
+        return start_at_outputs(outputs, gradients, microbatch, self._copier)
 
     def _graph_of(self, microbatch: MicrobatchId, flight: _InFlight) -> Mapping[str, Value]:
         """The outputs with the graph that leads back to inputs and weights: kept, or made again."""
         if flight.before is None:
             return flight.outputs
-        state = self._state(flight.weights.tensors, flight.replicas.tensors)
+        state = self._live.at(flight.weights, flight.replicas)
         with self._computing(microbatch) as seed_operator:
             return self._train({**state, **flight.before}, flight.inputs, seed_operator)
 
@@ -284,16 +257,11 @@ class StageEngine:
         """Runs the stage in evaluation mode with the newest weights, without gradients."""
         given = self._prepare(self._evaluation, inputs, microbatch, None)
         with self._computing(microbatch, with_gradients=False) as seed_operator:
-            state = self._state(self.weights.current(), self.replicas.current())
-            return self._evaluation(state, given, seed_operator)
+            return self._evaluation(self._live.newest(), given, seed_operator)
 
     def averaged_tensors(self) -> dict[str, torch.Tensor]:
-        """Live parameters and persistent buffers by name, safe to overwrite in place.
-
-        Stashed versions keep their own storage (see `WeightVersions.begin_update`).
-        """
-        self.weights.begin_update()
-        return {name: p.data for name, p in self._parameters.items()} | self._buffers
+        """Parameters and buffers that rounds may overwrite in place; see `LiveState.averaged`."""
+        return self._live.averaged()
 
     def optimizer_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Tensors of the optimizer's state by parameter name and state name."""
@@ -306,16 +274,12 @@ class StageEngine:
                 for key, value in state.get(parameter, {}).items()
                 if isinstance(value, torch.Tensor)
             }
-            for name, parameter in self._parameters.items()
+            for name, parameter in self.parameters.items()
         }
 
     def saved_state(self) -> dict[str, torch.Tensor]:
-        """Parameters and persistent buffers by original name, on the CPU, to be written at once.
-
-        On the CPU they are the live tensors: a copy would be the peak of many a stage's memory.
-        """
-        tensors = {**self._parameters, **self._buffers}
-        return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+        """Parameters and buffers on the CPU, to be written at once; see `LiveState.saved`."""
+        return self._live.saved()
 
     @contextmanager
     def _computing(
@@ -328,11 +292,6 @@ class StageEngine:
             self.randomness.microbatch(microbatch) as seed_operator,
         ):
             yield seed_operator
-
-    def _state(
-        self, weights: Mapping[str, torch.Tensor], replicas: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        return {**weights, **replicas, **self._buffers, **self._constants}
 
     def _prepare(
         self,
@@ -355,44 +314,6 @@ class StageEngine:
             prepared[spec.name] = value
         return prepared
 
-    def _roots(
-        self,
-        outputs: Mapping[str, Value],
-        gradients: Mapping[str, torch.Tensor],
-        microbatch: MicrobatchId,
-    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        roots, starts = [], []
-        for name, gradient in gradients.items():
-            value = outputs.get(name)
-            if not isinstance(value, torch.Tensor) or not value.requires_grad:
-                raise TrainingError(
-                    f"microbatch {microbatch} got a gradient for {name!r}, "
-                    "which is no differentiable output of this stage"
-                )
-            if value.shape != gradient.shape:
-                raise TrainingError(
-                    f"microbatch {microbatch} got a gradient of shape {tuple(gradient.shape)} for "
-                    f"{name!r}, expected {tuple(value.shape)}"
-                )
-            roots.append(value)
-            starts.append(self._copier.to_device(gradient))
-        return roots, starts
-
-
-def _checked_loss(loss: Any, microbatch: MicrobatchId) -> torch.Tensor:
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        found = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise TrainingError(
-            f"the criterion returned {found} for microbatch {microbatch}, expected one number",
-            hint="reduce the loss, with .mean() or .sum(), before returning it",
-        )
-    if not loss.requires_grad:
-        raise TrainingError(
-            f"the criterion's loss for microbatch {microbatch} does not depend on the predictions",
-            hint="compute it from `predictions` without detach() or no_grad()",
-        )
-    return loss
-
 
 def _detached(value: Value) -> Value:
     return value.detach() if isinstance(value, torch.Tensor) else value
@@ -403,15 +324,3 @@ def _as_leaf(value: Value) -> Value:
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().requires_grad_(value.requires_grad)
-
-
-def _gradients_of_criterion(flight: _InFlight) -> dict[str, torch.Tensor]:
-    """The first part of a leaf's backward pass: from the loss to the program's outputs."""
-    assert flight.loss is not None
-    outputs = {
-        name: value
-        for name, value in flight.outputs.items()
-        if isinstance(value, torch.Tensor) and value.requires_grad
-    }
-    found = torch.autograd.grad([flight.loss], list(outputs.values()), allow_unused=True)
-    return {name: each for name, each in zip(outputs, found, strict=True) if each is not None}

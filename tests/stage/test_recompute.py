@@ -13,8 +13,9 @@ from ravnest.capture.exporting import capture_model
 from ravnest.capture.splitting import split
 from ravnest.capture.stage_file import LoadedStage, load_stage, write_stage
 from ravnest.plan.identity import MicrobatchId
-from ravnest.stage.engine import StageEngine, StageState
+from ravnest.stage.engine import StageEngine
 from ravnest.stage.randomness import KeyedRandomness
+from ravnest.stage.state import StageState
 from ravnest.stage.updating import UpdateSettings
 
 CPU = torch.device("cpu")
@@ -77,7 +78,7 @@ def train(engine: StageEngine, *, is_leaf: bool) -> list[dict[str, torch.Tensor]
         gradient = None if is_leaf else {output.name: torch.randn(8, 5, generator=draw)}
         engine.backward(each, gradient)
         if each.index % 2:
-            found.append({name: p.grad.clone() for name, p in engine._parameters.items()})
+            found.append({name: p.grad.clone() for name, p in engine.parameters.items()})
             engine.step()
     found.append({name: value.clone() for name, value in engine.saved_state().items()})
     return found

@@ -248,3 +248,8 @@ def is_accelerated(node: NodeSpec) -> bool:
 def latency_of(node: NodeSpec) -> float:
     """One-way delay of a node's link in seconds, or what is assumed."""
     return DEFAULT_LATENCY_S if node.latency_s is None else node.latency_s
+
+
+def rate_between(one: NodeSpec, other: NodeSpec) -> float:
+    """Bytes per second between two nodes: as fast as the slower one."""
+    return min(one.bandwidth_bps, other.bandwidth_bps) / _BITS_PER_BYTE

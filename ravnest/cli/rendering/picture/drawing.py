@@ -13,10 +13,10 @@ from ravnest.cli.rendering.picture.layout import MARGIN, Box, Layout, Metrics, p
 from ravnest.cli.rendering.picture.legend import LEGEND_HEIGHT, LEGEND_WIDTH, draw_legend
 from ravnest.cli.rendering.picture.shapes import (
     EDGE,
-    FONT,
     INK,
     PAPER,
     SHADE,
+    document,
     memory_colour,
     rectangle,
     text,
@@ -47,18 +47,7 @@ def draw_plan(plan: Plan) -> str:
     words_top = layout.bottom + 20
     legend_top = words_top + _LINE * len(reasons) + (10 if reasons else 0)
     height = legend_top + LEGEND_HEIGHT + MARGIN
-    root = Element(
-        "svg",
-        {
-            "xmlns": "http://www.w3.org/2000/svg",
-            "width": f"{width:g}",
-            "height": f"{height:g}",
-            "viewBox": f"0 0 {width:g} {height:g}",
-            "font-family": FONT,
-            "role": "img",
-        },
-    )
-    titled(root, f"Plan of {plan.model}")
+    root = document(width, height, f"Plan of {plan.model}")
     _draw_defs(root, layout.metrics)
     _draw_title(root, plan)
     for cluster, panel in zip(clusters, layout.panels, strict=True):

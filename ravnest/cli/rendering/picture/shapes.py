@@ -12,7 +12,7 @@ SHADE = "#8a93a3"
 _LOW, _MIDDLE, _HIGH = (0x4C, 0x8B, 0xD6), (0xE2, 0xA3, 0x2B), (0xD6, 0x40, 0x2F)
 _FILLS = ((0.9, "#f0aca2"), (0.75, "#f3d991"), (0.0, "#b4dec1"))
 
-FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
+_FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
 def load_colour(load: float) -> str:
@@ -67,6 +67,22 @@ def rectangle(
 def path(parent: Element, course: str, **attributes: str) -> Element:
     """A path; underscores in attribute names stand for hyphens."""
     return SubElement(parent, "path", {"d": course} | _named(attributes))
+
+
+def document(width: float, height: float, title: str) -> Element:
+    """The outermost element of a picture of its own."""
+    root = Element(
+        "svg",
+        {
+            "xmlns": "http://www.w3.org/2000/svg",
+            "width": f"{width:g}",
+            "height": f"{height:g}",
+            "viewBox": f"0 0 {width:g} {height:g}",
+            "font-family": _FONT,
+            "role": "img",
+        },
+    )
+    return titled(root, title)
 
 
 def titled(element: Element, words: str) -> Element:

@@ -9,10 +9,10 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from ravnest.cli.rendering import units
 from ravnest.cli.rendering.picture.shapes import (
-    FONT,
     INK,
     SHADE,
     WORDS,
+    document,
     path,
     rectangle,
     text,
@@ -69,18 +69,7 @@ def draw_timeline(
     top = _MARGIN + _TITLE_HEIGHT
     bottom = top + sum(row.height + _CLUSTER_GAP * row.starts_cluster for row in shown)
     width, height = left + frame.width + _MARGIN, bottom + _AXIS_HEIGHT + _LEGEND_HEIGHT
-    root = Element(
-        "svg",
-        {
-            "xmlns": "http://www.w3.org/2000/svg",
-            "width": f"{width:g}",
-            "height": f"{height:g}",
-            "viewBox": f"0 0 {width:g} {height:g}",
-            "font-family": FONT,
-            "role": "img",
-        },
-    )
-    titled(root, f"Simulated run of {plan.model}")
+    root = document(width, height, f"Simulated run of {plan.model}")
     _draw_title(root, plan, result, min(num_steps, result.num_steps), len(rows) - len(shown))
     _draw_axis(root, frame, top, bottom)
     y = top
