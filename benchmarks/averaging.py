@@ -1,15 +1,17 @@
 """Averaging rounds beside gloo's all-reduce, on loopback and on links of 100 Mbps and 40 ms.
 
-`python -m benchmarks.averaging [--json] [--quick]`. A round of Ravnest is the whole of it: headers,
-copy into the shadow, all-reduce, vote, copy into the live tensors; gloo's is one all-reduce of one
-flat tensor and the division; raw is the bytes of a ring between plain sockets, where nobody waits
-for anybody. They take turns in the same processes; a round takes as long as its slowest member,
-figures are medians, ratios medians of each pair's ratio. The bound of a ring of n members is
-2 (n - 1) / n of the bytes at the rate of the link, headers of packets left out. Over links there
-are two figures: TCP starts slowly after each pause unless the machine is told not to, which is set
-for all kinds of rounds in the second (docs/transport.md).
+`python -m benchmarks.averaging [--json] [--quick] [--hivemind PYTHON]`. A round of Ravnest is the
+whole of it: headers, copy into the shadow, all-reduce, vote, copy into the live tensors; gloo's is
+one all-reduce of one flat tensor and the division; raw is the bytes of a ring between plain
+sockets, where nobody waits for anybody. They take turns in the same processes; a round takes as
+long as its slowest member, figures are medians, ratios medians of each pair's ratio. The bound of a
+ring of n members is 2 (n - 1) / n of the bytes at the rate of the link, headers of packets left
+out. Over links there are two figures: TCP starts slowly after each pause unless the machine is told
+not to, which is set for all kinds of rounds in the second (docs/transport.md).
 Links are emulated (`benchmarks.links`), which needs Linux and root; without it those figures and
-claims are left out, and the report says so. There is no figure for hivemind here.
+claims are left out, and the report says so. hivemind's all-reduce, on loopback, comes after the
+rounds of each case, in processes of its own: PYTHON is that of an environment which has it
+(`pip install hivemind==1.1.12`). Without PYTHON its figures are left out, and the report says so.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -25,12 +28,13 @@ from typing import Any
 from benchmarks.averaging_worker import Case, command
 from benchmarks.links import MAX_ERROR, REPOSITORY, Access, Network, why_impossible
 from benchmarks.processes import free_ports
-from benchmarks.report import Claim, finish, parse_arguments
+from benchmarks.report import Claim, arguments_of, finish
 from ravnest.wire.frame import Codec
 
 MB = 1_000_000
 SIZES_MB = (16, 64, 256)
 MAX_OVER_GLOO = 1.5
+MAX_OVER_HIVEMIND = 0.3
 LINK = Access(100e6, 0.01)
 LINK_MB = 16
 MIN_OF_BOUND = 0.95
@@ -43,16 +47,15 @@ TIMEOUT_S = 900
 
 def main() -> int:
     """Runs the benchmark; 1 when a claim does not hold."""
-    arguments = parse_arguments(__doc__ or "")
+    parser = arguments_of(__doc__ or "")
+    parser.add_argument("--hivemind", metavar="PYTHON", help="measure the hivemind that it has")
+    arguments = parser.parse_args()
+    if arguments.hivemind is not None and (reason := why_no_hivemind(arguments.hivemind)):
+        parser.error(reason)
     quick = arguments.quick
     figures: dict[str, Any] = {"loopback": {}, "links": {}}
     claims: list[Claim] = []
-    for members in (2,) if quick else (2, 4):
-        for size in (4,) if quick else SIZES_MB:
-            name = f"{members} members, {size} MB"
-            row = compare(loopback_case(members, size * MB, 2 if quick else 7), network=None)
-            figures["loopback"][name] = row
-            claims += loopback_claims(name, row)
+    claims += on_loopback(figures, arguments.hivemind, quick=quick)
     figures["failing"] = failing(4 if quick else NUM_FAILING)
     claims.append(
         Claim("resident bytes after failed rounds", figures["failing"]["growth"], MAX_GROWTH)
@@ -66,6 +69,26 @@ def main() -> int:
     if not arguments.json:
         show(figures)
     return finish(figures, claims, as_json=arguments.json)
+
+
+def on_loopback(figures: dict[str, Any], hivemind: str | None, *, quick: bool) -> list[Claim]:
+    """Rounds of all sizes; `hivemind` is the Python that has it."""
+    claims: list[Claim] = []
+    for members in (2,) if quick else (2, 4):
+        for size in (4,) if quick else SIZES_MB:
+            name = f"{members} members, {size} MB"
+            case = loopback_case(members, size * MB, 2 if quick else 7)
+            row = compare(case, network=None)
+            figures["loopback"][name] = row
+            claims += loopback_claims(name, row)
+            if hivemind is not None:
+                row["hivemind_s"] = time_hivemind(hivemind, case)
+                over = row["ravnest_s"] / row["hivemind_s"]
+                claims.append(Claim(f"time over hivemind's, {name}", over, MAX_OVER_HIVEMIND))
+    if hivemind is None:
+        figures["no_hivemind"] = "no Python that has it was named by --hivemind"
+        print(f"no figures for hivemind: {figures['no_hivemind']}", file=sys.stderr)
+    return claims
 
 
 def loopback_claims(name: str, row: dict[str, Any]) -> list[Claim]:
@@ -166,22 +189,51 @@ def failing(count: int) -> dict[str, Any]:
     return {"num_rounds": 2 * count, "growth": max(growth)}
 
 
+def why_no_hivemind(python: str) -> str | None:
+    """Why a program is no Python that has hivemind; None when it is."""
+    try:
+        line = [python, "-c", "import hivemind"]
+        tried = subprocess.run(line, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"--hivemind {python}: {error.strerror}; expected the path of a Python"
+    if tried.returncode != 0:
+        words = tried.stderr.strip().splitlines()[-1:] or ["it failed without a word"]
+        return f"--hivemind {python}: {words[0]}; try `{python} -m pip install hivemind==1.1.12`"
+    return None
+
+
+def time_hivemind(python: str, case: Case) -> float:
+    """Seconds of its all-reduce, as those of others: medians of the slowest member's."""
+    size = len(case.addresses)
+    line = [python, "-m", "benchmarks.averaging_hivemind", case.store, f"{size}"]
+    reports = outputs_of(
+        [[*line, f"{rank}", f"{case.num_bytes}", f"{case.repeats}"] for rank in range(size)]
+    )
+    rounds = zip(*(report["seconds"] for report in reports), strict=True)
+    return statistics.median(map(max, rounds))
+
+
 def play(case: Case, network: Network | None) -> list[dict[str, Any]]:
     """Runs all members of a case; what each reports."""
+    lines = [command(case, rank) for rank in range(len(case.addresses))]
+    if network is not None:
+        lines = [network.command(rank, line) for rank, line in enumerate(lines)]
+    return outputs_of(lines)
+
+
+def outputs_of(lines: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Runs all at once; the object that each prints."""
     with ExitStack() as stack:
         members = []
-        for rank in range(len(case.addresses)):
-            line = command(case, rank)
-            member = subprocess.Popen(
-                line if network is None else network.command(rank, line),
-                cwd=REPOSITORY,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+        for line in lines:
+            member = subprocess.Popen(line, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
             stack.callback(member.wait)
             stack.callback(member.kill)
             members.append(member)
         reports = [member.communicate(timeout=TIMEOUT_S)[0] for member in members]
+        for member in members:
+            if member.returncode != 0:
+                raise RuntimeError(f"{member.args!r} ended with {member.returncode}; see above")
     return [json.loads(report) for report in reports]
 
 
@@ -203,6 +255,7 @@ def _beside(row: dict[str, Any]) -> str:
     return (
         f"{row['ravnest_s'] * 1e3:.1f} ms ({row['ravnest_processor_s'] * 1e3:.0f} ms processor), "
         f"gloo {row['gloo_s'] * 1e3:.1f} ms ({row['gloo_processor_s'] * 1e3:.0f} ms processor)"
+        + (f", hivemind {row['hivemind_s'] * 1e3:.0f} ms" if "hivemind_s" in row else "")
     )
 
 

@@ -32,11 +32,16 @@ class Claim:
 
 
 def parse_arguments(description: str) -> argparse.Namespace:
+    """What every benchmark takes, and nothing else."""
+    return arguments_of(description).parse_args()
+
+
+def arguments_of(description: str) -> argparse.ArgumentParser:
     """`--json` prints one object; `--quick` is a short form: does everything still run?"""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="a short run, too short to quote")
-    return parser.parse_args()
+    return parser
 
 
 def finish(figures: dict[str, Any], claims: Sequence[Claim], *, as_json: bool) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +18,7 @@ from ravnest.averaging.schedule import (
     cut_into_shards,
 )
 from ravnest.averaging.shadow import CHANGE
+from ravnest.averaging.sources import Sources
 from ravnest.averaging.weighting import Weighting
 from ravnest.transport.interface import Message
 from ravnest.wire.codec import decode
@@ -69,14 +69,15 @@ class RingAllReduce:
     def __init__(
         self,
         lane: RingLane,
-        buffers: Sequence[torch.Tensor],
+        sources: Sources,
         weighting: Weighting,
         round_id: int,
         settings: RingSettings,
         feedback: Feedback | None = None,
     ) -> None:
         self._lane = lane
-        self._buffers = buffers
+        self._sources = sources
+        self._buffers = buffers = sources.buffers
         self._weighting = weighting
         self._round_id = round_id
         self._settings = settings
@@ -115,7 +116,7 @@ class RingAllReduce:
         """Sends the next chunk, the own shard's first; false when there is none to send now."""
         if self._unsent:
             chunk = self._unsent.popleft()
-            self._weigh(self._values(chunk))
+            self._weigh(chunk)
             self._add_kept(chunk)
             self._send(chunk, Phase.PARTIAL, None)
         elif self._outgoing:
@@ -135,7 +136,7 @@ class RingAllReduce:
             values.copy_(got)
             # Passed on as it came: encoding it again would take time, and might round it again.
             return message if arrival.forward else None
-        self._add(values, got)
+        self._add(chunk, got)
         self._add_kept(chunk)
         if not arrival.completes:
             return None
@@ -186,21 +187,25 @@ class RingAllReduce:
             raise self._lane.fail(purpose, words, f"{values.dtype} {tuple(values.shape)}")
         return got
 
-    def _weigh(self, values: torch.Tensor) -> None:
+    def _weigh(self, chunk: Chunk) -> None:
+        values, own = self._values(chunk), self._weighting.own
         if not values.is_floating_point():
             return
-        if self._weighting.own == 0.0:
+        if own == 0.0:
             values.zero_()  # not multiplied: no samples count as nothing even where they are NaN
-        elif self._weighting.own != 1.0:
-            values.mul_(self._weighting.own)
+            return
+        for piece, place in self._sources.of(chunk):
+            torch.mul(piece, own, out=values[place])
 
-    def _add(self, values: torch.Tensor, partial: torch.Tensor) -> None:
+    def _add(self, chunk: Chunk, partial: torch.Tensor) -> None:
+        values, own = self._values(chunk), self._weighting.own
         if not values.is_floating_point():
             torch.maximum(partial, values, out=values)
-        elif self._weighting.own == 0.0:
+        elif own == 0.0:
             values.copy_(partial)
         else:
-            torch.add(partial, values, alpha=self._weighting.own, out=values)
+            for piece, place in self._sources.of(chunk):
+                torch.add(partial[place], piece, alpha=own, out=values[place])
 
     def _values(self, chunk: Chunk) -> torch.Tensor:
         return self._buffers[chunk.buffer][chunk.start : chunk.stop]

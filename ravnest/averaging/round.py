@@ -28,6 +28,7 @@ from ravnest.averaging.shadow import (
     rebound,
     segments_of,
 )
+from ravnest.averaging.sources import Sources, is_read_in_place
 from ravnest.averaging.weighting import weighting_of
 from ravnest.errors import AveragingError
 from ravnest.plan.model import RingMembership
@@ -97,6 +98,7 @@ class RingRound:
         self._outer = memory.outer
         self._feedback = memory.feedback
         self._segments: Sequence[Segment] = ()
+        self._in_place: Sequence[Segment] = ()
         self._part = Part()
         self._sent: Sequence[torch.Tensor] | None = None
         self._problem: str | None = None
@@ -129,12 +131,15 @@ class RingRound:
 
         Args:
             part: of the ring's tensors, what this round is about.
-            keeps: copies the tensors as well, because they change before they are applied to.
+            keeps: copies the tensors as well, because they change before they are applied to. Else
+                some are not copied now, but read in the all-reduce.
         """
         self._part = part
         try:
             self._segments = self._lay_out(tensors, companions)
-            self._shadow.load(self._segments)
+            if not keeps:
+                self._in_place = [each for each in self._segments if is_read_in_place(each)]
+            self._shadow.load(self._segments, later={each.name for each in self._in_place})
             if keeps:
                 self._sent = copies_of(self._segments)
             if self.share.num_samples:  # else they count as nothing
@@ -189,7 +194,7 @@ class RingRound:
             weighting = weighting_of([h.num_samples for h in self._headers], ring.rank)
             RingAllReduce(
                 self._lane,
-                self._shadow.buffers,
+                Sources(self._shadow.buffers, self._in_place),
                 weighting,
                 self.share.round_id,
                 self._settings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -169,8 +169,12 @@ class Shadow:
     def __init__(self) -> None:
         self.buffers: tuple[torch.Tensor, ...] = ()
 
-    def load(self, segments: Sequence[Segment]) -> None:
-        """Copies the live tensors, or their changes, in; buffers of the right size are reused."""
+    def load(self, segments: Sequence[Segment], later: Container[str] = frozenset()) -> None:
+        """Copies the live tensors, or their changes, in; buffers of the right size are reused.
+
+        Args:
+            later: names of segments whose values the all-reduce will bring.
+        """
         dtypes = (*ACCUMULATORS, *CHANGES)
         lengths = [0] * len(dtypes)
         for segment in segments:
@@ -183,7 +187,8 @@ class Shadow:
             )
         with torch.no_grad():
             for segment in segments:
-                self._load_one(segment)
+                if segment.name not in later:
+                    self._load_one(segment)
 
     def changes(self, segments: Sequence[Segment]) -> dict[str, torch.Tensor]:
         """By name, where the changes are, in the form of their anchors."""

@@ -14,6 +14,7 @@ def test_the_short_form_of_averaging_reports_every_figure() -> None:
     _, report = run_benchmark("averaging", "--quick", timeout_s=220)
     (row,) = report["loopback"].values()
     assert min(row[f"{kind}_s"] for kind in ("raw", "gloo", "ravnest")) > 0
+    assert "--hivemind" in report["no_hivemind"]
     assert report["failing"]["num_rounds"] == 8
     claims = {claim["name"]: claim for claim in report["claims"]}
     if (reason := why_impossible()) is not None:
