@@ -2,7 +2,7 @@
 
 `python -m benchmarks.accelerators [--json] [--quick]`. Needs two CUDA devices or more, and says so
 and exits with 2 without. A GPT of 1.27 billion parameters in bfloat16, one node (and one stage) per
-device: Ravnest's nodes exchange tensors over gRPC through the host's memory, the peer's over NCCL.
+device: Ravnest's nodes exchange tensors through the host's memory and TCP, the peer's over NCCL.
 Every repeat runs all kinds in turn; medians are over the repeats.
 """
 
