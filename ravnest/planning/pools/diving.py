@@ -109,7 +109,8 @@ class _Dive:
 
     def _improved(self, rounds: int) -> _Relaxation | None:
         """Adds clusters as long as the linear programme gains by them; None where there is none."""
-        known, seen = 0.0, None
+        known = 0.0
+        seen: _Relaxation | None = None
         for _ in range(rounds):
             keys = sorted(key for key in self._columns.found if self._free.issuperset(key))
             if not keys:
