@@ -1,8 +1,4 @@
-"""Clusters found so far, and the programmes over them: prices of nodes, and whole clusters.
-
-HiGHS solves them (scipy), limited by nodes of its tree and never by time: the same pool gives the
-same plan.
-"""
+"""Clusters found so far, and prices of nodes by the linear programme over them."""
 
 from __future__ import annotations
 
@@ -17,10 +13,6 @@ from ravnest.planning.search.labels import pareto_points
 from ravnest.planning.search.pace import Pace, Traits
 
 _LABELS = 3
-_MOST_INTEGER = 200  # nodes up to which whole clusters come from an integer programme
-_TAKEN = 0.6
-_GAP = 1e-3
-_TREE = 50
 
 
 @dataclass(slots=True)
@@ -63,55 +55,6 @@ class Columns:
         """The one cluster with the highest rate, None where none was found."""
         best = max(self.found.values(), key=lambda each: each[1], default=None)
         return None if best is None else best[0]
-
-    def whole(self) -> list[tuple[int, ...]]:
-        """Disjoint clusters of much rate.
-
-        By an integer programme for some hundred nodes, by rounding the linear one for more.
-        """
-        if not self.found:
-            return []
-        keys = sorted(self.found)
-        if len(self.traits) <= _MOST_INTEGER:
-            result = optimize.milp(
-                -self.rates(keys),
-                constraints=optimize.LinearConstraint(self.matrix(keys), -np.inf, 1.0),
-                integrality=np.ones(len(keys)),
-                bounds=optimize.Bounds(0, 1),
-                options={"mip_rel_gap": _GAP, "node_limit": _TREE},
-            )
-            if result.x is not None:
-                chosen = [key for key, share in zip(keys, result.x, strict=True) if share > 0.5]
-                return [self.found[key][0] for key in chosen]
-        return self._rounded(keys)
-
-    def _rounded(self, keys: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Takes what the linear programme takes nearly whole, and asks it again about the rest."""
-        chosen: list[tuple[int, ...]] = []
-        while keys:
-            shares = self._relaxation(keys)
-            ranked = sorted(range(len(keys)), key=lambda index: (-shares[index], keys[index]))
-            limit = min(_TAKEN, float(shares[ranked[0]]) - 1e-9)
-            taken: set[int] = set()
-            for index in ranked:
-                if shares[index] < limit:
-                    break
-                if taken.isdisjoint(keys[index]):
-                    chosen.append(keys[index])
-                    taken.update(keys[index])
-            keys = [key for key in keys if taken.isdisjoint(key)]
-        return [self.found[key][0] for key in chosen]
-
-    def _relaxation(self, keys: Sequence[tuple[int, ...]]) -> Floats:
-        """How much of each cluster the linear programme takes."""
-        result = optimize.linprog(
-            -self.rates(keys),
-            A_ub=self.matrix(keys),
-            b_ub=np.ones(len(self.traits)),
-            bounds=(0, None),
-            method="highs",
-        )
-        return np.asarray(result.x)
 
 
 def rates_of(pace: Pace, traits: Traits, orders: Ints) -> Floats:

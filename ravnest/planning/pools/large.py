@@ -21,6 +21,7 @@ import numpy as np
 
 from ravnest.planning.pools.columns import Columns, duals
 from ravnest.planning.pools.costs import StageCosts
+from ravnest.planning.pools.diving import whole_clusters
 from ravnest.planning.pools.prices import Pricing
 from ravnest.planning.pools.reach import Reach
 from ravnest.planning.pools.suffixes import WIDEST, Wanted, Worthy, worthy_clusters
@@ -110,7 +111,7 @@ class PoolSearch:
             self._priced(step)
         bound, is_complete = self._priced(_Step(_ENOUGH, _ANY_LENGTH, self._kept), is_last=True)
         columns = self._columns
-        return Pool(columns.whole(), columns.fastest, bound, is_complete)
+        return Pool(whole_clusters(columns), columns.fastest, bound, is_complete)
 
     def _survey(self) -> int:
         """First clusters; the fewest stages of those of more than two nodes."""

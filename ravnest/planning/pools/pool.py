@@ -13,6 +13,7 @@ from ravnest.plan.model import NodeSpec
 from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.inputs.settings import PlanningSettings
 from ravnest.planning.inputs.table import Bools, CostTable, Floats, Ints
+from ravnest.planning.pools.diving import whole_clusters
 from ravnest.planning.pools.large import MOST_NEEDED, Pool, PoolSearch, fastest_cluster
 from ravnest.planning.pools.prices import Pricing
 from ravnest.planning.pools.reach import Reach
@@ -97,13 +98,13 @@ class LargePool:
         pricing = Pricing(self._loose(number), self._traits, knows_triples=self._is_tight)
         bound = upper_bound(Reach(pricing), priced.prices, self._effort.windows)
         found = priced.columns
-        other = Pool(found.whole(), found.fastest, bound, is_proven=False)
+        other = Pool(whole_clusters(found), found.fastest, bound, is_proven=False)
         if several is None:
             is_near = self._rate_of(other, number) >= _NEAR * bound
             if is_near or not self._is_tight or priced.fewest_stages > MOST_NEEDED:
                 return other
             bound = min(bound, RepeatedSearch(self._loose(number), self._traits, found).run())
-            return Pool(found.whole(), found.fastest, bound, is_proven=False)
+            return Pool(whole_clusters(found), found.fastest, bound, is_proven=False)
         bound = min(bound, several.bound)
         better = max((other, several), key=lambda each: self._rate_of(each, number))
         return dataclasses.replace(better, bound=bound)
