@@ -13,6 +13,7 @@ from ravnest.plan.model import NodeSpec
 from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.inputs.settings import PlanningSettings
 from ravnest.planning.inputs.table import Bools, CostTable, Floats, Ints
+from ravnest.planning.pools.columns import Columns
 from ravnest.planning.pools.diving import whole_clusters
 from ravnest.planning.pools.large import MOST_NEEDED, Pool, PoolSearch, fastest_cluster
 from ravnest.planning.pools.prices import Pricing
@@ -34,7 +35,7 @@ FEW = 100
 """Nodes up to which clusters are looked for one by one."""
 
 MOST_TIGHT = 400
-"""Nodes up to which the bound of larger pools is as tight as it can be made (`repeated`)."""
+"""Nodes up to which the bound of larger pools is as tight as it can be made."""
 
 _NEAR = 0.95  # of the bound, for which no better one is looked for
 
@@ -98,16 +99,28 @@ class LargePool:
         pricing = Pricing(self._loose(number), self._traits, knows_triples=self._is_tight)
         bound = upper_bound(Reach(pricing), priced.prices, self._effort.windows)
         found = priced.columns
-        other = Pool(whole_clusters(found), found.fastest, bound, is_proven=False)
-        if several is None:
-            is_near = self._rate_of(other, number) >= _NEAR * bound
-            if is_near or not self._is_tight or priced.fewest_stages > MOST_NEEDED:
-                return other
-            bound = min(bound, RepeatedSearch(self._loose(number), self._traits, found).run())
-            return Pool(whole_clusters(found), found.fastest, bound, is_proven=False)
-        bound = min(bound, several.bound)
-        better = max((other, several), key=lambda each: self._rate_of(each, number))
-        return dataclasses.replace(better, bound=bound)
+        known = Pool(whole_clusters(found), found.fastest, bound, is_proven=False)
+        if several is not None:
+            known = self._better(known, several, number)
+        is_near = self._rate_of(known, number) >= _NEAR * known.bound
+        if is_near or priced.fewest_stages > MOST_NEEDED:
+            return known
+        return self._repeated(known, found, number)
+
+    def _repeated(self, known: Pool, found: Columns, number: int) -> Pool:
+        """With a bound by clusters that may take a node twice, and what it found on the way."""
+        loose = self._loose(number, SLICES)
+        search = RepeatedSearch(loose, self._traits, found, is_patient=self._is_tight)
+        bound = min(known.bound, search.run())
+        if not self._is_tight:  # whole clusters take long, and come to hardly more
+            return dataclasses.replace(known, bound=bound)
+        again = Pool(whole_clusters(found), found.fastest, bound, is_proven=False)
+        return self._better(known, again, number)
+
+    def _better(self, one: Pool, other: Pool, number: int) -> Pool:
+        """That of the higher rate, with the lower bound of both."""
+        better = max((one, other), key=lambda each: self._rate_of(each, number))
+        return dataclasses.replace(better, bound=min(one.bound, other.bound))
 
     def _rate_of(self, pool: Pool, number: int) -> float:
         found = self._division(pool.clusters, number)
@@ -132,10 +145,10 @@ class LargePool:
     def _memory(self, number: int) -> MemoryModel:
         return MemoryModel(self._table, self._settings, is_averaged=number > 1)
 
-    def _loose(self, number: int) -> Pace:
+    def _loose(self, number: int, num_slices: int | None = None) -> Pace:
         """For all cuts: along them, or bounded from below where they are many."""
         memory = self._memory(number)
-        num_slices = SLICES if self._is_tight else BOUNDARIES
+        num_slices = num_slices or (SLICES if self._is_tight else BOUNDARIES)
         if self._table.last < num_slices:
             return Pace(memory, number)
         return LooseBoundaries(memory, number, num_slices)

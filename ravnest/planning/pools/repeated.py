@@ -1,4 +1,4 @@
-"""Some hundred nodes: a bound by clusters that may take a node twice.
+"""Hundreds of nodes: a bound by clusters that may take a node twice.
 
 In such a pool most nodes have their like. A cluster that takes one twice is worth hardly more than
 one that takes its like, so little is lost by letting it: what is then left to look at are ends of
@@ -23,7 +23,8 @@ from ravnest.planning.search.pace import Pace, Traits
 
 _LEAST_PRICE = 0.01  # over what a node would be worth if it could compute all the time
 _WIDEST, _NARROW = 1.15, 1.04  # windows in which clusters are looked at
-_KEPT, _TRIED = 1500, 20_000
+_KEPT = 1500
+_TRIED, _TRIED_IN_HASTE = 20_000, 8_000
 _ANY_LENGTH = 10**9
 _LIKE = 3  # nodes that are tried in the place of one that is in a cluster twice
 
@@ -50,6 +51,7 @@ _STEPS = (
     _Step(150, 1.08, 0.95),
     _Step(300, 1.06, 0.95),
     _Step(300, 1.05, 0.97),
+    _Step(300, 1.05, 0.97),
 )
 
 
@@ -59,9 +61,13 @@ class RepeatedSearch:
     Args:
         loose: that bounds clusters along all cuts.
         columns: clusters that were found otherwise; is added to.
+        is_patient: goes on when there are too many clusters to look at.
     """
 
-    def __init__(self, loose: Pace, traits: Traits, columns: Columns) -> None:
+    def __init__(
+        self, loose: Pace, traits: Traits, columns: Columns, *, is_patient: bool = True
+    ) -> None:
+        self._is_patient = is_patient
         self._pace, self._traits, self._columns = columns.pace, traits, columns
         self._ground = Ground(StageCosts(loose, traits, MANY_KINDS))
         self._worth: Floats = traits.flops / max(float(loose.work[0, -1]), 1e-300)
@@ -76,10 +82,13 @@ class RepeatedSearch:
             return bound
         prices = self._priced(np.zeros_like(self._worth), _STEPS[0])
         counted = np.zeros(len(prices), dtype=np.bool_)
+        tried = _TRIED if self._is_patient else _TRIED_IN_HASTE
+        limits = _ANY_LENGTH, _KEPT, tried, _NARROW, _WIDEST
         for step in _STEPS:
-            limits = _ANY_LENGTH, _KEPT, _TRIED, _NARROW, _WIDEST
             seen = worthy_clusters(self._ground, Wanted(prices, counted, step.enough, *limits))
             bound = min(bound, float(prices.sum()) * seen.ratio)
+            if not (seen.is_complete or self._is_patient):
+                break
             self._take(seen)
             prices = self._priced(prices, step)
         return bound

@@ -53,7 +53,7 @@ class WindowEffort:
             return cls(2, 7, 0.1, 1.35, 24)
         if number <= _SOME:
             return cls(2, 4, 0.5, 1.35, 16)
-        return cls(3, 8, 0.5, 1.3, 32) if number <= _MORE else cls(3, 5, 0.5, 1.35, 24)
+        return cls(3, 8, 0.5, 1.3, 32) if number <= _MORE else cls(3, 2, 0.5, 1.35, 24)
 
 
 @dataclass(frozen=True, slots=True)
