@@ -16,12 +16,6 @@ from typing import Any
 from benchmarks.memory.cases import OPTIMIZERS, UPDATE_FREQUENCY, Case
 from benchmarks.memory.models import SUBJECTS
 from ravnest import clusterize
-from ravnest.capture.exporting import capture_model
-from ravnest.planning.budget.memory import MemoryModel
-from ravnest.planning.budget.optimizer_states import ask_optimizer
-from ravnest.planning.inputs.settings import PlanningSettings
-from ravnest.planning.inputs.table import cost_table
-from ravnest.stage.schedule import Schedule
 
 
 def predict(case: Case) -> list[dict[str, Any]]:
@@ -41,23 +35,15 @@ def predict(case: Case) -> list[dict[str, Any]]:
             update_frequency=UPDATE_FREQUENCY,
             self_test=False,
         )
-    captured = capture_model(model, (subject.inputs,))
-    table = cost_table(captured.costs)
-    settings = PlanningSettings(
-        schedule=Schedule.parse(case.schedule),
-        optimizer=ask_optimizer(optimizer, params, list(model.parameters())),
-        recompute=case.recompute,
-        update_frequency=UPDATE_FREQUENCY,
-    )
-    memory = MemoryModel(table, settings, is_averaged=False)
-    positions = table.positions.tolist()
-    rows = []
-    for stage in plan.stages:
-        start, end = (positions.index(cut) for cut in stage.cut)
-        parts = asdict(memory.budget(start, end, stage.index, len(plan.stages)))
-        parts["runtime"] += stage.needed_bytes - sum(parts.values())  # that of this build of torch
-        rows.append({"node": stage.node_id, "predicted_bytes": stage.needed_bytes, "parts": parts})
-    return rows
+    assert plan.prediction is not None
+    return [
+        {
+            "node": stage.node_id,
+            "predicted_bytes": stage.memory.total,
+            "parts": asdict(stage.memory),
+        }
+        for stage in plan.prediction.stages
+    ]
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ def _stages(
     captured: CapturedModel, cluster_id: int, cluster: Cluster, prediction: Prediction
 ) -> tuple[StagePlan, ...]:
     cutting = cluster.cutting
+    promised = {stage.node_id: stage for stage in prediction.stages}
     owners = [owner_of(tensor.position, cutting.cuts) for tensor in captured.costs.stored]
     owned = list(zip(captured.costs.stored, owners, strict=True))
     return tuple(
@@ -62,7 +63,7 @@ def _stages(
             cut=(cutting.cuts[index], cutting.cuts[index + 1]),
             parameters=tuple(t.name for t, owner in owned if owner == index and t.is_parameter),
             buffers=tuple(t.name for t, owner in owned if owner == index and not t.is_parameter),
-            needed_bytes=cutting.needed_bytes[index],
+            needed_bytes=promised[node.node_id].memory.total,  # slack included
             step_time_s=microbatch_seconds(prediction, node.node_id),
             replicas=tuple(
                 Replica(tensor.name, cluster.nodes[owner].node_id)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ravnest import clusterize
 from ravnest.planning.slack import choose_slacks
 from ravnest.planning.timing import LinkTime, PipelineTime, StageTime, steady_state
 from ravnest.stage.schedule import Schedule
@@ -110,3 +114,22 @@ def test_slack_makes_no_step_slower_and_no_stage_has_less_in_flight_than_the_nex
     ahead = [deep.position(k).max_ahead for k in range(len(parts))]
     assert ahead == sorted(ahead, reverse=True)
     assert steady_state(deep).step_time_s <= steady_state(plain).step_time_s * (1 + 1e-9)
+
+
+def test_what_a_node_needs_includes_what_it_starts_early(
+    tmp_path: Path, node_configs: Callable[..., Path]
+) -> None:
+    layers = (torch.nn.Linear(256, 256) for _ in range(4))
+    plan = clusterize(
+        torch.nn.Sequential(*layers),
+        (torch.zeros(512, 256),),
+        node_data=node_configs(tmp_path, 2, latency=300.0),
+        num_clusters=1,
+        schedule="async",
+        update_frequency=8,
+        dry_run=True,
+    )
+    assert plan.prediction is not None
+    promised = {stage.node_id: stage for stage in plan.prediction.stages}
+    assert promised[plan.clusters[0][0]].slack > 0
+    assert all(each.needed_bytes == promised[each.node_id].memory.total for each in plan.stages)
