@@ -20,9 +20,14 @@ ADMITTED = b"\1"
 
 # Joining takes less than another call.
 _MAX_JOINED_BYTES = 32 << 10
-# With its header, so small that Linux takes it whole when it says that it takes something: it does
-# when a third of its buffer is free, and that has 46 KB from the start. Others promise less room.
-_MAX_PROMPT_BYTES = 8 << 10
+# Header included. To copy so much takes less than to wake another thread where processors are busy;
+# more is better copied beside what the sender does next.
+_MAX_PROMPT_BYTES = 256 << 10
+# That one call takes; Linux takes 1,024.
+_MAX_PIECES = 64
+# Over TLS so small that Linux takes it whole when it says that it takes something: it does when a
+# third of its buffer is free, and that has 46 KB from the start. Others promise less room.
+_MAX_PROMPT_TLS_BYTES = 8 << 10
 
 # Not all of them everywhere. gRPC's pings say nothing of this connection: an address translation
 # forgets one that is idle, and what is sent then is lost without an answer.
@@ -31,8 +36,8 @@ _WATCHED = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER
 _HEAD = struct.Struct(">QIQ")
 # Not everywhere; it has the head of a message travel in one packet with what follows.
 _MORE = getattr(socket, "MSG_MORE", 0)
-# Not everywhere; where it is not, nothing seems to be there.
-_LOOK = socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0)
+# Not everywhere; where it is not, nothing seems to be there, and nothing is sent at once.
+_NO_WAIT: int = getattr(socket, "MSG_DONTWAIT", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +85,48 @@ class BulkConnection:
         self._socket = connected
         self._incoming = ReadAhead(connected)
         self._is_writable = _poll_of(connected)
+        self._is_tls = isinstance(connected, ssl.SSLSocket)
         # TLS comes in records.
-        self._more: int = 0 if isinstance(connected, ssl.SSLSocket) else _MORE
+        self._more = 0 if self._is_tls else _MORE
+        self._num_begun = 0  # bytes of the next message that were sent at once
 
     def send_now(self, position: int, message: Message) -> bool:
-        """As `send`, if that is sure not to wait; false when it is not."""
-        num_bytes = message.num_bytes
-        if len(message.header) + num_bytes > _MAX_PROMPT_BYTES or not self._is_writable(0):
+        """Sends what the kernel takes without waiting; whether that is all.
+
+        Where it is not, `send` is to be called next, with the same message; it sends the rest.
+
+        Raises:
+            OSError: as `send`.
+        """
+        num_bytes = len(message.header) + message.num_bytes
+        if self._is_tls:
+            if num_bytes > _MAX_PROMPT_TLS_BYTES or not self._is_writable(0):
+                return False
+            self._socket.sendall(b"".join(_pieces(position, message)))
+            return True
+        if num_bytes > _MAX_PROMPT_BYTES or not _NO_WAIT:
             return False
-        self._send_joined(position, message, num_bytes)
+        pieces = _pieces(position, message)
+        if num_bytes <= _MAX_JOINED_BYTES or len(pieces) > _MAX_PIECES:
+            pieces = [memoryview(b"".join(pieces))]
+        try:
+            self._num_begun = self._socket.sendmsg(pieces, (), _NO_WAIT)
+        except BlockingIOError:
+            return False
+        if self._num_begun < _HEAD.size + num_bytes:
+            return False
+        self._num_begun = 0
         return True
 
     def send(self, position: int, message: Message) -> None:
         """Sends a message; OSError when the connection breaks or is cut."""
-        if (num_bytes := message.num_bytes) <= _MAX_JOINED_BYTES:  # one packet, or few
-            self._send_joined(position, message, num_bytes)
+        pieces, self._num_begun = _after(self._num_begun, _pieces(position, message)), 0
+        if message.num_bytes <= _MAX_JOINED_BYTES:  # one packet, or few
+            self._socket.sendall(b"".join(pieces))
             return
-        head = _HEAD.pack(position, len(message.header), num_bytes)
-        self._socket.sendall(head + message.header, self._more)
-        for view in flat_views(message.payload):
-            if view.nbytes:
-                self._socket.sendall(view)
-
-    def _send_joined(self, position: int, message: Message, num_bytes: int) -> None:
-        head = _HEAD.pack(position, len(message.header), num_bytes)
-        self._socket.sendall(b"".join((head, message.header, *flat_views(message.payload))))
+        for piece in pieces[:-1]:
+            self._socket.sendall(piece, self._more)
+        self._socket.sendall(pieces[-1])
 
     def receive_head(self) -> BulkHead | None:
         """The head of the next message, None when there is none; raises as `receive_into`."""
@@ -122,11 +144,11 @@ class BulkConnection:
         """Whether there is something to receive; false where that cannot be told."""
         if self._incoming.has_more:
             return True
-        if _LOOK == socket.MSG_PEEK:
+        if not _NO_WAIT:
             return False
         try:
             # Also of a TLS socket the method of the plain one: it is not to be decrypted.
-            return bool(socket.socket.recv(self._socket, 1, _LOOK))
+            return bool(socket.socket.recv(self._socket, 1, socket.MSG_PEEK | _NO_WAIT))
         except OSError:
             return False
 
@@ -139,6 +161,22 @@ class BulkConnection:
     def close(self) -> None:
         """Frees the socket; nobody may be using it."""
         self._socket.close()
+
+
+def _pieces(position: int, message: Message) -> list[memoryview]:
+    """What a message is on the wire: its head and header, and what there is of its payload."""
+    head = _HEAD.pack(position, len(message.header), message.num_bytes)
+    payload = (view for view in flat_views(message.payload) if view.nbytes)
+    return [memoryview(head + message.header), *payload]
+
+
+def _after(num_bytes: int, pieces: list[memoryview]) -> list[memoryview]:
+    """The pieces without so many bytes of the first; those are fewer than all."""
+    first = 0
+    while num_bytes >= pieces[first].nbytes:
+        num_bytes -= pieces[first].nbytes
+        first += 1
+    return [pieces[first][num_bytes:], *pieces[first + 1 :]]
 
 
 def _check_whole(buffer: memoryview, filled: int) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
-import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transport_support import QUICK, positions_sent
 
-from ravnest.transport.bulk_connection import BulkConnection
+from ravnest.transport.bulk_connection import BulkConnection, BulkHead
 from ravnest.transport.interface import Message
 from ravnest.transport.outbox import Outbox
 
@@ -79,16 +82,22 @@ def test_items_of_many_threads_are_written_once_and_in_the_order_of_each():
         assert [i for owner, i in written if owner == number] == list(range(200))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux promises room")
+@pytest.mark.skipif(not hasattr(socket, "MSG_DONTWAIT"), reason="every call may wait here")
 def test_a_small_message_goes_out_in_its_senders_thread(grpc_nodes, monkeypatch):
     threads: list[str] = []
-    joined = BulkConnection._send_joined
+    send, send_now = BulkConnection.send, BulkConnection.send_now
 
-    def noted(self: BulkConnection, position: int, message: Message, num_bytes: int) -> None:
+    def noted(self: BulkConnection, position: int, message: Message) -> None:
         threads.append(threading.current_thread().name)
-        joined(self, position, message, num_bytes)
+        send(self, position, message)
 
-    monkeypatch.setattr(BulkConnection, "_send_joined", noted)
+    def noted_now(self: BulkConnection, position: int, message: Message) -> bool:
+        if is_sent := send_now(self, position, message):
+            threads.append(threading.current_thread().name)
+        return is_sent
+
+    monkeypatch.setattr(BulkConnection, "send", noted)
+    monkeypatch.setattr(BulkConnection, "send_now", noted_now)
     sent = positions_sent(monkeypatch)
     a, b = grpc_nodes.start(0), grpc_nodes.start(1)
     own = threading.current_thread().name
@@ -118,21 +127,59 @@ def test_small_messages_do_not_pass_large_ones(grpc_nodes):
     sender.join()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux promises room")
-def test_nothing_is_sent_at_once_into_a_full_connection():
+@contextlib.contextmanager
+def _connected() -> Iterator[tuple[socket.socket, socket.socket]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname(), 5.0)
         far, _ = listener.accept()
     with near, far:
+        yield near, far
+
+
+@pytest.mark.skipif(not hasattr(socket, "MSG_DONTWAIT"), reason="every call may wait here")
+def test_nothing_is_sent_at_once_into_a_full_connection():
+    with _connected() as (near, _):
         connection = BulkConnection(near)
         assert connection.send_now(0, Message(b"", (bytes(8 << 10),)))
-        assert not connection.send_now(1, Message(b"x", (bytes(8 << 10),)))  # not a small one
+        assert not connection.send_now(1, Message(b"x", (bytes(256 << 10),)))  # not a small one
         near.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while near.send(bytes(1 << 20)):
                 pass
         near.setblocking(True)
         assert not connection.send_now(1, Message(b"small"))
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    sizes=st.lists(st.lists(st.integers(0, 90_000), max_size=80), min_size=1, max_size=12),
+    data=st.data(),
+)
+def test_what_was_begun_at_once_is_finished_in_turn(sizes, data):
+    """Whatever the kernel takes of each message, the receiver gets all of them."""
+    chosen = random.Random(data.draw(st.integers(0, 2**32)))
+    messages = [
+        Message(chosen.randbytes(chosen.randrange(64)), tuple(map(chosen.randbytes, each)))
+        for each in sizes
+    ]
+    with _connected() as (near, far):
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 20_000)
+        giver, taker = BulkConnection(near), BulkConnection(far)
+
+        def give() -> None:
+            for i, message in enumerate(messages):
+                if not giver.send_now(i, message):
+                    giver.send(i, message)
+
+        giving = threading.Thread(target=give)
+        giving.start()
+        for i, message in enumerate(messages):
+            head = taker.receive_head()
+            whole = bytearray(len(message.header) + message.num_bytes)
+            taker.receive_into(memoryview(whole))
+            assert head == BulkHead(i, len(message.header), message.num_bytes)
+            assert whole == message.header + b"".join(message.payload)
+        giving.join()
 
 
 def test_small_messages_wait_for_the_window(grpc_nodes, in_thread):
