@@ -45,6 +45,7 @@ def assemble(
         plan.num_stages,
         settings.microbatches_per_step,
         plan.slack,
+        plan.short_steps,
     )
     engine = _engine(inputs, position)
     links = ClusterLinks(plan, transport, courier, inputs.codecs)

@@ -12,7 +12,7 @@ from ravnest.plan.identity import Role
 from ravnest.plan.prediction import LinkCompression, Prediction
 from ravnest.plan.text import describe
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +257,7 @@ class NodePlan:
     needed_bytes: int = 0
     memory_bytes: int = 0
     slack: int = 0
+    short_steps: tuple[int, ...] = ()
     schedule: str = "1f1b"
     compressions: tuple[LinkCompression, ...] = ()
     schema: int = SCHEMA_VERSION

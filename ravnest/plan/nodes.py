@@ -13,7 +13,7 @@ from ravnest.plan.model import (
     SharedParameter,
     StagePlan,
 )
-from ravnest.plan.prediction import LinkCompression
+from ravnest.plan.prediction import LinkCompression, StagePrediction
 
 
 def node_plans(plan: Plan) -> tuple[NodePlan, ...]:
@@ -24,6 +24,7 @@ def node_plans(plan: Plan) -> tuple[NodePlan, ...]:
 
 def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
     node = plan.node(stage.node_id)
+    predicted = _predicted(plan, stage.node_id)
     cluster = plan.clusters[stage.cluster_id]
     before = cluster[stage.index - 1] if stage.index > 0 else None
     after = cluster[stage.index + 1] if stage.index + 1 < len(cluster) else None
@@ -64,7 +65,8 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         shared=shared,
         needed_bytes=stage.needed_bytes,
         memory_bytes=node.memory_bytes,
-        slack=_slack(plan, stage.node_id),
+        slack=0 if predicted is None else predicted.slack,
+        short_steps=() if predicted is None else predicted.short_steps,
         schedule="1f1b" if plan.prediction is None else plan.prediction.run.schedule,
         compressions=_compressions(plan, stage.node_id),
     )
@@ -83,9 +85,9 @@ def _compressions(plan: Plan, node_id: int) -> tuple[LinkCompression, ...]:
     )
 
 
-def _slack(plan: Plan, node_id: int) -> int:
+def _predicted(plan: Plan, node_id: int) -> StagePrediction | None:
     predicted = () if plan.prediction is None else plan.prediction.stages
-    return next((each.slack for each in predicted if each.node_id == node_id), 0)
+    return next((each for each in predicted if each.node_id == node_id), None)
 
 
 def _dealing(plan: Plan) -> tuple[int, ...]:

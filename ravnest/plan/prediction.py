@@ -66,6 +66,8 @@ class StagePrediction:
             computes them apart.
         slack: microbatches it may start beyond those that fill equal stages without delays, so
             that its links are filled as well.
+        short_steps: microbatches it starts where steps have 1, 2, ... of them, too few for a
+            microbatch at every stage.
     """
 
     node_id: int
@@ -76,6 +78,7 @@ class StagePrediction:
     busy: float
     weight_s: float = 0.0
     slack: int = 0
+    short_steps: tuple[int, ...] = ()
 
 
 class Traffic(StrEnum):

@@ -34,6 +34,7 @@ from ravnest.planning.rings import owner_of
 from ravnest.planning.round_times import AveragingRound
 from ravnest.planning.search.ordering import Cluster
 from ravnest.planning.search.pace import latency_of, rate_between, work_factor
+from ravnest.planning.short_steps import choose_short_steps
 from ravnest.planning.slack import choose_slacks
 from ravnest.planning.timing import (
     ExchangeTime,
@@ -199,6 +200,7 @@ class _Pipeline:
         if settings.compression == AUTO:
             self._ratios = [ratios_of(choice.name) for choice in self._choices]
             self._time = pipeline_time(memory, cluster, self._exchanged, self._ratios)
+        self._time = replace(self._time, short_steps=choose_short_steps(self._time))
         self._time = replace(self._time, slacks=choose_slacks(self._time, self._fits))
         self._state: SteadyState = steady_state(self._time)
 
@@ -218,13 +220,16 @@ class _Pipeline:
                 busy=self._state.busy[k],
                 weight_s=time.weight_s,
                 slack=slack,
+                short_steps=self._time.short_steps[k],
             )
 
     def _budget(self, stage: int, slack: int) -> MemoryBudget:
         nodes, positions = self._cluster.nodes, self._memory.table.positions
         start, end = np.searchsorted(positions, self._cluster.cutting.cuts[stage : stage + 2])
         memory = self._memory.on(nodes[stage])
-        memory = replace(memory, settings=replace(memory.settings, slack=slack))
+        short = self._time.short_steps[stage]
+        settings = replace(memory.settings, slack=slack, short_steps=short)
+        memory = replace(memory, settings=settings)
         return memory.budget(int(start), int(end), stage, len(nodes))
 
     def _fits(self, stage: int, slack: int) -> bool:

@@ -86,6 +86,7 @@ class PipelineTime:
         update_frequency: microbatches per optimizer step.
         exchanges: of parameters that several stages use.
         slacks: per stage, see `StagePosition`; empty for none.
+        short_steps: likewise.
     """
 
     schedule: Schedule
@@ -94,11 +95,15 @@ class PipelineTime:
     links: tuple[LinkTime, ...]
     exchanges: tuple[ExchangeTime, ...] = ()
     slacks: tuple[int, ...] = ()
+    short_steps: tuple[tuple[int, ...], ...] = ()
 
     def position(self, stage: int) -> StagePosition:
         """What the order of a stage's actions depends on."""
         slack = self.slacks[stage] if self.slacks else 0
-        return StagePosition(self.schedule, stage, len(self.stages), self.update_frequency, slack)
+        short = self.short_steps[stage] if self.short_steps else ()
+        return StagePosition(
+            self.schedule, stage, len(self.stages), self.update_frequency, slack, short
+        )
 
 
 @dataclass(frozen=True, slots=True)

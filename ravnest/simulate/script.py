@@ -56,6 +56,7 @@ class ClusterShape:
         steps_per_round: between averaging rounds, None when nothing is averaged.
         ties: pairs of stages, owner and holder of a parameter that both use.
         slacks: per stage, see `StagePosition`; empty for none.
+        short_steps: likewise.
     """
 
     schedule: Schedule
@@ -65,11 +66,15 @@ class ClusterShape:
     steps_per_round: int | None
     ties: frozenset[tuple[int, int]]
     slacks: tuple[int, ...] = ()
+    short_steps: tuple[tuple[int, ...], ...] = ()
 
     def position(self, stage: int) -> StagePosition:
         """What the order of a stage's actions depends on."""
         slack = self.slacks[stage] if self.slacks else 0
-        return StagePosition(self.schedule, stage, self.num_stages, self.update_frequency, slack)
+        short = self.short_steps[stage] if self.short_steps else ()
+        return StagePosition(
+            self.schedule, stage, self.num_stages, self.update_frequency, slack, short
+        )
 
     def ends_with_round(self, step: int) -> bool:
         """Whether a round follows a step; one more follows the last, unless it just was."""

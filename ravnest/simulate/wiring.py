@@ -124,6 +124,7 @@ class Wiring:
             steps_per_round=run.steps_per_round if averages else None,
             ties=self._ties[cluster_id],
             slacks=tuple(self._costs[node_id].slack for node_id in nodes),
+            short_steps=tuple(self._costs[node_id].short_steps for node_id in nodes),
         )
         num_lanes = FIRST_TIED_LANE + (len(nodes) if shape.ties else 0)
         scripts = scripts_of(shape)

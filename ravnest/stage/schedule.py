@@ -11,7 +11,7 @@ ZB-H1 is Qi et al. 2024, "Zero Bubble Pipeline Parallelism".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -63,15 +63,33 @@ class Schedule(StrEnum):
         """Whether a stage computes gradients of weights apart from those of its inputs."""
         return self is Schedule.ZB_H1 and stage > 0
 
-    def depth(self, stage: int, num_stages: int, update_frequency: int, slack: int = 0) -> int:
+    def is_short(self, num_stages: int, update_frequency: int) -> bool:
+        """Whether the microbatches of two steps, which is all that `2bw` allows, are too few.
+
+        Then not every stage can have one.
+        """
+        return self.delays(num_stages) and 2 * update_frequency < num_stages
+
+    def depth(
+        self,
+        stage: int,
+        num_stages: int,
+        update_frequency: int,
+        slack: int = 0,
+        short_steps: Sequence[int] = (),
+    ) -> int:
         """Microbatches that a stage starts before it awaits the gradients of the first.
 
         As many as there are stages from here on, and `slack` more, as far as weights allow: under a
         flush those of one step, under `2bw` one more, otherwise so many that no gradient gets
         older, counted in optimizer steps. Always one more than the next stage at least, so that
         slack that was planned for another run makes none slower.
+
+        Where steps are short, as many as the plan says for them, see `StagePosition`.
         """
         behind = num_stages - stage - 1
+        if self.is_short(num_stages, update_frequency) and update_frequency <= len(short_steps):
+            return short_steps[update_frequency - 1]
         if not behind or not slack:
             return behind + 1
         if self.is_flushed:
@@ -85,9 +103,16 @@ class Schedule(StrEnum):
             most = 0  # this stage, or one before, has all that its age allows
         return max(behind + 1, min(behind + 1 + slack, most))
 
-    def max_ahead(self, stage: int, num_stages: int, update_frequency: int, slack: int = 0) -> int:
+    def max_ahead(
+        self,
+        stage: int,
+        num_stages: int,
+        update_frequency: int,
+        slack: int = 0,
+        short_steps: Sequence[int] = (),
+    ) -> int:
         """Microbatches between their forward pass and the gradients of their inputs at most."""
-        depth = self.depth(stage, num_stages, update_frequency, slack)
+        depth = self.depth(stage, num_stages, update_frequency, slack, short_steps)
         if self.is_flushed:
             return min(depth, update_frequency)
         return min(depth, 2 * update_frequency) if self.delays(num_stages) else depth
@@ -97,20 +122,30 @@ class Schedule(StrEnum):
         return min(stage, update_frequency - 1) if self.splits_backward(stage) else 0
 
     def max_in_flight(
-        self, stage: int, num_stages: int, update_frequency: int, slack: int = 0
+        self,
+        stage: int,
+        num_stages: int,
+        update_frequency: int,
+        slack: int = 0,
+        short_steps: Sequence[int] = (),
     ) -> int:
         """Microbatches of a stage between their forward and the end of their backward pass."""
-        ahead = self.max_ahead(stage, num_stages, update_frequency, slack)
+        ahead = self.max_ahead(stage, num_stages, update_frequency, slack, short_steps)
         behind = self.max_behind(stage, update_frequency)
         return min(ahead + behind, update_frequency) if behind else ahead
 
     def in_flight_at_step(
-        self, stage: int, num_stages: int, update_frequency: int = 1, slack: int = 0
+        self,
+        stage: int,
+        num_stages: int,
+        update_frequency: int = 1,
+        slack: int = 0,
+        short_steps: Sequence[int] = (),
     ) -> int:
         """Microbatches in flight during an optimizer step at most."""
         if self.is_flushed:
             return 0
-        left = self.depth(stage, num_stages, update_frequency, slack) - 1
+        left = self.depth(stage, num_stages, update_frequency, slack, short_steps) - 1
         return min(left, update_frequency) if self.delays(num_stages) else left
 
     def max_staleness(
@@ -186,6 +221,8 @@ class StagePosition:
         slack: microbatches that the stage may start beyond those that fill equal stages without
             delay between them, so that slow links are filled as well. No stage may have less in
             flight than the next, or they could wait for each other.
+        short_steps: those that it starts where steps have 1, 2, ... of them, too few for all
+            stages (`Schedule.is_short`); empty for as many as there are.
     """
 
     schedule: Schedule
@@ -193,6 +230,7 @@ class StagePosition:
     num_stages: int
     update_frequency: int
     slack: int = 0
+    short_steps: tuple[int, ...] = ()
 
     @property
     def _place(self) -> tuple[int, int, int, int]:
@@ -206,7 +244,7 @@ class StagePosition:
     @property
     def max_ahead(self) -> int:
         """Microbatches between their forward pass and the gradients of their inputs at most."""
-        return self.schedule.max_ahead(*self._place)
+        return self.schedule.max_ahead(*self._place, self.short_steps)
 
     @property
     def max_behind(self) -> int:
@@ -216,7 +254,7 @@ class StagePosition:
     @property
     def max_in_flight(self) -> int:
         """Microbatches between their forward and the end of their backward pass at most."""
-        return self.schedule.max_in_flight(*self._place)
+        return self.schedule.max_in_flight(*self._place, self.short_steps)
 
     @property
     def max_staleness(self) -> int:

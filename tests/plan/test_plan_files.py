@@ -198,8 +198,8 @@ def test_every_edit_of_a_value_is_noticed(plan_of: Callable[..., Plan], data: An
         (b'{"schema": 1, "schema": 1}', "is damaged: a key occurs twice"),
         (b'{"schema": NaN}', "is damaged: NaN is no JSON number"),
         (b"[" * 100_000, "is damaged"),
-        (b"{}", "has schema None; this version of ravnest reads 6"),
-        (b'{"schema": 1}', "has schema 1; this version of ravnest reads 6"),
+        (b"{}", "has schema None; this version of ravnest reads 7"),
+        (b'{"schema": 1}', "has schema 1; this version of ravnest reads 7"),
     ],
 )
 def test_what_is_no_plan_is_refused(tmp_path: Path, content: bytes, words: str) -> None:

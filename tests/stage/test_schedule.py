@@ -111,17 +111,26 @@ def test_every_microbatch_is_trained_once_and_applied(
             assert in_flight == 0
 
 
-@given(positions, st.integers(0, 25), st.lists(st.integers(-1, 4), min_size=8, max_size=8))
+@given(
+    positions,
+    st.integers(0, 25),
+    st.lists(st.integers(-1, 4), min_size=8, max_size=8),
+    st.none() | st.lists(st.booleans(), min_size=8, max_size=8),
+)
 def test_stages_that_wait_for_each_other_never_lock_up(
-    shape: tuple[Schedule, int, int], count: int, more: list[int]
+    shape: tuple[Schedule, int, int], count: int, more: list[int], rises: list[bool] | None
 ) -> None:
     """Every stage runs its own order; a receive waits for the neighbour's send."""
     schedule, stages, frequency = shape
     # From the leaf to the root; no stage has less in flight than the next.
     slacks = [max(0, each) for each in itertools.accumulate(more[: stages - 1], initial=0)][::-1]
+    shorts: list[tuple[int, ...]] = [()] * stages
+    if rises is not None:
+        from_leaf = itertools.accumulate(rises[: stages - 1], initial=1)
+        shorts = [(each,) * frequency for each in from_leaf][::-1]
     orders = [
-        list(list_actions(StagePosition(schedule, stage, stages, frequency, slack), count))
-        for stage, slack in enumerate(slacks)
+        list(list_actions(StagePosition(schedule, stage, stages, frequency, slack, short), count))
+        for stage, (slack, short) in enumerate(zip(slacks, shorts, strict=True))
     ]
     done = [0] * stages
     sent_forward, sent_backward = [count] + [0] * stages, [0] * stages + [count]

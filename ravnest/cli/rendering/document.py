@@ -140,6 +140,7 @@ def _stage(view: StageView) -> dict[str, Any]:
         "update_s": predicted and predicted.update_s,
         "busy": predicted and predicted.busy,
         "slack": predicted and predicted.slack,
+        "short_steps": predicted and predicted.short_steps,
     }
 
 

@@ -133,6 +133,7 @@ class PlanningSettings:
         num_nodes: nodes there are, None where that is not known; no cluster has more stages.
         slack: microbatches that the stage asked about may start beyond the least, see
             `ravnest.stage.schedule.StagePosition`.
+        short_steps: those that it starts where steps have few, likewise.
     """
 
     schedule: Schedule = Schedule.ONE_F_ONE_B
@@ -152,6 +153,7 @@ class PlanningSettings:
     is_default: bool = False
     num_nodes: int | None = None
     slack: int = 0
+    short_steps: tuple[int, ...] = ()
 
     @property
     def frequency(self) -> int:
@@ -173,16 +175,22 @@ class PlanningSettings:
     def in_flight(self, index: int, num_stages: int) -> int:
         """Microbatches that stage `index` holds at most."""
         frequency = self._enough(num_stages)
-        return self.schedule.max_in_flight(index, num_stages, frequency, self.slack)
+        return self.schedule.max_in_flight(
+            index, num_stages, frequency, self.slack, self.short_steps
+        )
 
     def in_flight_at_step(self, index: int, num_stages: int) -> int:
         """Microbatches that stage `index` holds during an optimizer step at most."""
         frequency = self._enough(num_stages)
-        return self.schedule.in_flight_at_step(index, num_stages, frequency, self.slack)
+        return self.schedule.in_flight_at_step(
+            index, num_stages, frequency, self.slack, self.short_steps
+        )
 
     def recomputes(self, index: int, num_stages: int) -> bool:
         """Whether a stage runs its forward passes twice; with one ahead it would save none."""
-        ahead = self.schedule.max_ahead(index, num_stages, self._enough(num_stages), self.slack)
+        ahead = self.schedule.max_ahead(
+            index, num_stages, self._enough(num_stages), self.slack, self.short_steps
+        )
         return self.recompute and ahead > 1
 
     def _enough(self, num_stages: int) -> int:
