@@ -43,7 +43,7 @@ class Inbox:
         Raises:
             ProtocolError: the peer has too many.
         """
-        with self._peers.condition:
+        with self._peers.lock:
             if sum(owner == peer for owner, _ in self._lanes) >= MAX_LANES:
                 raise ProtocolError(f"node {peer} opens more lanes than the {MAX_LANES} allowed")
             self._lanes[peer, lane] = _Lane(give_credit, window)
@@ -54,7 +54,7 @@ class Inbox:
         Raises:
             ProtocolError: the sender has no credit left.
         """
-        with self._peers.condition:
+        with self._peers.lock:
             queue = self._lanes[peer, lane]
             if len(queue.messages) >= queue.window:
                 raise ProtocolError(

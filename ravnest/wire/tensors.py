@@ -27,6 +27,8 @@ from ravnest.wire.pb import frame_pb2
 ALIGNMENT = 64
 
 _CODECS = {int(codec): codec for codec in Codec}
+# The member of an enumeration is looked up by a call each time.
+_RAW = Codec.RAW
 # Those that numpy knows, and Python's memoryviews.
 _NATIVE = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -78,25 +80,27 @@ def _pack_one(name: str, tensor: torch.Tensor, codec: Codec) -> tuple[frame_pb2.
             f"tensor {name!r} is {tensor.dtype}, {tensor.layout}, on {tensor.device}; "
             f"expected a strided tensor with values, of a dtype in ravnest.wire.dtypes"
         )
-    limits.check(f"rank of tensor {name!r}", tensor.dim(), limits.MAX_RANK)
+    _check_rank(name, tensor.dim())
     used = codec_for(tensor.dtype, codec)
     # Detached first: what is sent takes part in no graph of this process.
     values, exponent = tensor.detach() if tensor.requires_grad else tensor, 0
     if order := order_of(values):
         values = values.permute(order)
-    if used is not Codec.RAW:
+    if used is not _RAW:
         values, exponent = shrink(values, used)
     buffer = _bytes_of(values)
     entry = frame_pb2.Tensor(
         name=name,
         dtype=number,
-        codec=used,
+        codec=int(used),  # protobuf takes two microseconds to see that a member is a number
         shape=tensor.shape,
         num_bytes=buffer.nbytes,
         checksum=checksum(buffer),
-        scale_exponent=exponent,
-        order=order,
     )
+    if exponent:
+        entry.scale_exponent = exponent
+    if order:
+        entry.order.extend(order)
     return entry, buffer
 
 
@@ -148,22 +152,15 @@ def _checked(entry: frame_pb2.Tensor, payload_bytes: int) -> _Entry:
         raise ProtocolError(f"tensor {name!r} has unknown dtype number {entry.dtype}")
     if codec is None:
         raise ProtocolError(f"tensor {name!r} has unknown codec number {entry.codec}")
-    if codec_for(dtype, codec) is not codec:
+    if codec is not _RAW and codec_for(dtype, codec) is not codec:
         raise ProtocolError(f"tensor {name!r} has codec {codec.name}, which is not for {dtype}")
     if not is_valid_exponent(dtype, codec, exponent):
         raise ProtocolError(f"tensor {name!r} has scale exponent {exponent}")
-    limits.check(f"rank of tensor {name!r}", len(shape), limits.MAX_RANK)
+    _check_rank(name, len(shape))
+    order, numel = checked_order(entry.order, len(shape), name), math.prod(shape)
+    # By position: names would double what it takes to make one.
     read = _Entry(
-        name=name,
-        dtype=dtype,
-        codec=codec,
-        shape=shape,
-        order=checked_order(entry.order, len(shape), name),
-        numel=math.prod(shape),
-        offset=offset,
-        num_bytes=num_bytes,
-        checksum=entry.checksum,
-        scale_exponent=exponent,
+        name, dtype, codec, shape, order, numel, offset, num_bytes, entry.checksum, exponent
     )
     _check_size(read)
     if offset % ALIGNMENT or offset + num_bytes > payload_bytes:
@@ -174,13 +171,18 @@ def _checked(entry: frame_pb2.Tensor, payload_bytes: int) -> _Entry:
     return read
 
 
+def _check_rank(name: str, rank: int) -> None:
+    if rank > limits.MAX_RANK:
+        limits.check(f"rank of tensor {name!r}", rank, limits.MAX_RANK)
+
+
 def _check_size(entry: _Entry) -> None:
     # Strides are computed with empty dimensions counted as one, and have to fit 64 bits.
     largest = entry.numel or math.prod(max(1, size) for size in entry.shape)
     if largest * entry.dtype.itemsize >= 1 << 63:
         raise ProtocolError(f"tensor {entry.name!r} has impossible shape {list(entry.shape)}")
     least = most = entry.numel * entry.dtype.itemsize
-    if entry.codec is not Codec.RAW:
+    if entry.codec is not _RAW:
         least = least_wire_bytes(entry.dtype, entry.codec, entry.numel)
         most = wire_bytes(entry.dtype, entry.codec, entry.numel)
     if not least <= entry.num_bytes <= most:
@@ -210,7 +212,7 @@ def _unpack_one(entry: _Entry, payload: memoryview) -> torch.Tensor:
         )
     if not entry.num_bytes:
         return torch.empty(shape, dtype=dtype)
-    if entry.codec is not Codec.RAW:
+    if entry.codec is not _RAW:
         as_bytes = torch.frombuffer(raw, dtype=torch.uint8)
         values = restore(as_bytes, dtype, entry.codec, entry.scale_exponent, entry.numel)
     elif dtype is not torch.bool:
