@@ -73,8 +73,10 @@ class Inbox:
                 return None
             return queue.messages.popleft(), queue.give_credit
 
-        message, give_credit = self._peers.wait(
-            Waiting(peer, "send", lane, purpose, within_s), take
-        )
+        with self._peers.lock:
+            taken = take()  # without what only a wait needs
+        if taken is None:
+            taken = self._peers.wait(Waiting(peer, "send", lane, purpose, within_s), take)
+        message, give_credit = taken
         give_credit()
         return message
