@@ -10,6 +10,7 @@ import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ravnest.transport.interface import Message
 from ravnest.transport.payload import flat_views
@@ -53,8 +54,7 @@ class BulkOffer:
     ticket: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class BulkHead:
+class BulkHead(NamedTuple):
     """What comes before a message's header.
 
     Attributes:
@@ -84,6 +84,7 @@ class BulkConnection:
                 connected.setsockopt(socket.IPPROTO_TCP, option, value)
         self._socket = connected
         self._incoming = ReadAhead(connected)
+        self._head = memoryview(bytearray(_HEAD.size))
         self._is_writable = _poll_of(connected)
         self._is_tls = isinstance(connected, ssl.SSLSocket)
         # TLS comes in records.
@@ -130,11 +131,10 @@ class BulkConnection:
 
     def receive_head(self) -> BulkHead | None:
         """The head of the next message, None when there is none; raises as `receive_into`."""
-        raw = memoryview(bytearray(_HEAD.size))
-        if not (got := self._incoming.fill(raw)):
+        if not (got := self._incoming.fill(self._head)):
             return None
-        _check_whole(raw, got)
-        return BulkHead(*_HEAD.unpack(raw))
+        _check_whole(self._head, got)
+        return BulkHead._make(_HEAD.unpack(self._head))
 
     def receive_into(self, buffer: memoryview) -> None:
         """Fills the buffer; OSError when the connection breaks, is cut or ends before."""

@@ -43,7 +43,7 @@ class Inbox:
         Raises:
             ProtocolError: the peer has too many.
         """
-        with self._peers.condition:
+        with self._peers.lock:
             if sum(owner == peer for owner, _ in self._lanes) >= MAX_LANES:
                 raise ProtocolError(f"node {peer} opens more lanes than the {MAX_LANES} allowed")
             self._lanes[peer, lane] = _Lane(give_credit, window)
@@ -54,7 +54,7 @@ class Inbox:
         Raises:
             ProtocolError: the sender has no credit left.
         """
-        with self._peers.condition:
+        with self._peers.lock:
             queue = self._lanes[peer, lane]
             if len(queue.messages) >= queue.window:
                 raise ProtocolError(
@@ -73,8 +73,10 @@ class Inbox:
                 return None
             return queue.messages.popleft(), queue.give_credit
 
-        message, give_credit = self._peers.wait(
-            Waiting(peer, "send", lane, purpose, within_s), take
-        )
+        with self._peers.lock:
+            taken = take()  # without what only a wait needs
+        if taken is None:
+            taken = self._peers.wait(Waiting(peer, "send", lane, purpose, within_s), take)
+        message, give_credit = taken
         give_credit()
         return message

@@ -30,7 +30,10 @@ class Message:
     @property
     def num_bytes(self) -> int:
         """Payload bytes, the header not counted."""
-        return sum(memoryview(buffer).nbytes for buffer in self.payload)
+        num_bytes = 0
+        for buffer in self.payload:  # asked for every message: half of what a generator takes
+            num_bytes += memoryview(buffer).nbytes
+        return num_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ class LaneIntake:
         self._inbox = inbox
         self._tell = tell
         self._window = ReceiveWindow(self._size, self._tell_progress)
-        self._change = threading.Condition()
+        self._lock = threading.RLock()
+        self._change = threading.Condition(self._lock)
         self._connection = 0
         self._cut: Callable[[], None] | None = None  # of the stream that brings messages
         self._offer: BulkOffer | None = None
@@ -57,7 +58,7 @@ class LaneIntake:
         Raises:
             ProtocolError: the lane was opened on this connection before, or on a newer one.
         """
-        with self._change:
+        with self._lock:
             if connection <= self._connection:
                 raise ProtocolError(
                     f"node {self.sender} opens lane {self.lane!r} again on its connection "
@@ -74,7 +75,7 @@ class LaneIntake:
 
     def welcome(self, connection: int, offer: BulkOffer | None) -> None:
         """Has the sender go on, with what did not come before this stream."""
-        with self._change:
+        with self._lock:
             if connection == self._connection:
                 self._offer = offer
                 self._tell(self._welcome())
@@ -85,13 +86,13 @@ class LaneIntake:
 
     def standing(self) -> bytes | None:
         """What a sender has to know that may have missed everything; None: nothing."""
-        with self._change:
+        with self._lock:
             return None if self._cut is None else self._welcome()
 
     @property
     def progress(self) -> Progress:
         """How far the lane is."""
-        with self._change:
+        with self._lock:
             return self._window.progress
 
     def deliver(
@@ -106,9 +107,9 @@ class LaneIntake:
             ConnectionError: a newer stream has taken over, or none brings messages any more.
             ProtocolError: it is not the next message, or the sender has no credit for it.
         """
-        with self._change:
+        with self._lock:
             self._check(connection)
-            if number != (expected := self._window.progress.num_received):
+            if number != (expected := self._window.num_received):
                 raise ProtocolError(
                     f"message {number} came on lane {self.lane!r}, expected {expected}"
                 )
@@ -118,8 +119,8 @@ class LaneIntake:
 
     def finish(self, connection: int, num_messages: int) -> None:
         """Waits until all messages of the lane have come: then it is over; raises as `deliver`."""
-        with self._change:
-            while (num_received := self._window.progress.num_received) < num_messages:
+        with self._lock:
+            while (num_received := self._window.num_received) < num_messages:
                 self._check(connection)
                 self._change.wait()
             if num_received > num_messages:
@@ -133,7 +134,7 @@ class LaneIntake:
 
     def leave(self, connection: int) -> None:
         """The stream of that connection brings nothing more."""
-        with self._change:
+        with self._lock:
             if connection == self._connection:
                 self._cut = None
                 self._change.notify_all()

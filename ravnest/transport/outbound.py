@@ -75,6 +75,8 @@ class Outbound:
 
     def lane(self, name: str, purpose: str) -> OutgoingLane:
         """That lane, opened by the first call; raises when nothing can be sent any more."""
+        if (lane := self._lanes.get(name)) is not None:  # which sees itself whether it may send
+            return lane
         with self._lock:
             # Under the lock: no lane is opened once closing has begun.
             self._peers.check(self.peer, purpose)

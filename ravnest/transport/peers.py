@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Members of enumerations are looked up by a call each time; these are for every message.
+_OPEN, _RECONNECTING = Lifecycle.OPEN, PeerState.RECONNECTING
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -75,7 +78,9 @@ class PeerTable:
         locate: Callable[[int], str],
         probe: Callable[[int], str],
     ) -> None:
-        self.condition = threading.Condition()
+        # Entered itself, several times for every message: a condition passes that on with a call.
+        self.lock = threading.RLock()
+        self.condition = threading.Condition(self.lock)
         self._node_id = node_id
         self._settings = settings
         self._locate = locate
@@ -88,12 +93,12 @@ class PeerTable:
     @property
     def lifecycle(self) -> Lifecycle:
         """Where the transport itself stands."""
-        with self.condition:
+        with self.lock:
             return self._lifecycle
 
     def open(self) -> None:
         """Marks the transport as started; TransportError when it was before."""
-        with self.condition:
+        with self.lock:
             if self._lifecycle is not Lifecycle.NEW:
                 raise TransportError(
                     f"the transport of node {self._node_id} is {self._lifecycle}; it starts once"
@@ -102,7 +107,7 @@ class PeerTable:
 
     def close(self) -> Lifecycle:
         """Ends every wait of this transport and returns where it stood before."""
-        with self.condition:
+        with self.lock:
             before = self._lifecycle
             self._lifecycle = Lifecycle.CLOSED
             self.condition.notify_all()
@@ -110,7 +115,7 @@ class PeerTable:
 
     def state(self, peer: int) -> PeerState:
         """Where a peer stands."""
-        with self.condition:
+        with self.lock:
             return self._states.get(peer, PeerState.ABSENT)
 
     def connected(self, peer: int) -> None:
@@ -142,7 +147,7 @@ class PeerTable:
         self._move(peer, PeerState.LOST, _Ending(peer, ProtocolError, text))
 
     def _move(self, peer: int, state: PeerState, ending: _Ending | None) -> None:
-        with self.condition:
+        with self.lock:
             if not self._states.get(peer, PeerState.ABSENT).may_become(state):
                 return  # Late news of a peer whose ending is known: the first cause stands.
             self._states[peer] = state
@@ -154,8 +159,8 @@ class PeerTable:
 
     def check(self, peer: int, purpose: str) -> None:
         """Raises when nothing can be exchanged with this peer any more."""
-        with self.condition:
-            if self._lifecycle is not Lifecycle.OPEN:
+        with self.lock:
+            if self._lifecycle is not _OPEN:
                 raise TransportError(
                     f"the transport of node {self._node_id} is {self._lifecycle}; "
                     f"it cannot exchange {purpose} with node {peer}"
@@ -176,12 +181,12 @@ class PeerTable:
         limit_s = self._limit_s(waiting)
         report_at = started + self._settings.report_every_s
         while True:
-            with self.condition:
+            with self.lock:
                 while True:
                     if (value := attempt()) is not None:
                         return value
                     self._raise_if_hopeless(waiting)
-                    if self.state(waiting.peer) is PeerState.RECONNECTING:
+                    if self._states.get(waiting.peer) is _RECONNECTING:
                         # An earlier deadline is for peers that could answer.
                         limit_s = self._settings.timeout_s
                     now, deadline = time.monotonic(), started + limit_s

@@ -36,6 +36,9 @@ class SendWindow:
             self._unconsumed += 1
             return True
 
+        with self._peers.lock:
+            if attempt():  # without what only a wait needs
+                return
         self._peers.wait(Waiting(self._peer, "take in", self._lane, purpose), attempt)
 
     def give(self, num_credits: int) -> None:
@@ -44,7 +47,7 @@ class SendWindow:
         Raises:
             ProtocolError: more come back than were taken.
         """
-        with self._peers.condition:
+        with self._peers.lock:
             if not 0 < num_credits <= self._unconsumed:
                 raise ProtocolError(
                     f"node {self._peer} gives {num_credits} credits on lane {self._lane!r}; "
@@ -63,7 +66,9 @@ class Allowance:
     """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        # Entered itself, for every message: a condition passes that on with another call.
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._limit = 0
         self._num_written = 0
         self._is_welcome = False
@@ -72,20 +77,20 @@ class Allowance:
 
     def welcomed(self, num_written: int, limit: int) -> None:
         """The peer has so many, and takes more up to a limit, both since the lane began."""
-        with self._condition:
+        with self._lock:
             self._is_welcome = True
             self._num_written, self._limit = num_written, limit
             self._condition.notify_all()
 
     def extend(self, limit: int) -> None:
         """The peer takes more."""
-        with self._condition:
+        with self._lock:
             self._limit = max(self._limit, limit)
             self._condition.notify_all()
 
     def take(self) -> bool:
         """Waits until one more may be written; false, from then on, when none may any more."""
-        with self._condition:
+        with self._lock:
             self._condition.wait_for(self._is_settled)
             if self._is_over or self._num_written >= self._limit:
                 self._is_over = True
@@ -95,7 +100,7 @@ class Allowance:
 
     def take_now(self) -> bool:
         """As `take`, without waiting; false when it would, or none may be written any more."""
-        with self._condition:
+        with self._lock:
             if self._is_over or self._num_written >= self._limit:
                 return False
             self._num_written += 1
@@ -103,18 +108,18 @@ class Allowance:
 
     def give_back(self) -> None:
         """What `take_now` took was not written."""
-        with self._condition:
+        with self._lock:
             self._num_written -= 1
 
     def end(self) -> None:
         """From now on only what the peer takes without consuming anything more."""
-        with self._condition:
+        with self._lock:
             self._is_ending = True
             self._condition.notify_all()
 
     def close(self) -> None:
         """From now on nothing."""
-        with self._condition:
+        with self._lock:
             self._is_over = True
             self._condition.notify_all()
 
@@ -141,7 +146,7 @@ class ReceiveWindow:
         self._threshold = max(1, window // 2)
         self._tell = tell
         self._lock = threading.Lock()
-        self._progress = Progress()
+        self._num_received = self._num_consumed = 0
         self._num_credited = 0
         self._unacknowledged_bytes = 0
 
@@ -149,7 +154,12 @@ class ReceiveWindow:
     def progress(self) -> Progress:
         """How far the lane is."""
         with self._lock:
-            return self._progress
+            return Progress(self._num_received, self._num_consumed)
+
+    @property
+    def num_received(self) -> int:
+        """Messages that have come."""
+        return self._num_received
 
     def arrived(self, num_bytes: int, *, is_followed: bool = False) -> None:
         """A message came, with a payload of that size; to call before anybody can consume it.
@@ -158,8 +168,7 @@ class ReceiveWindow:
             is_followed: some of the next message is here already.
         """
         with self._lock:
-            before = self._progress
-            self._progress = Progress(before.num_received + 1, before.num_consumed)
+            self._num_received += 1
             self._unacknowledged_bytes += num_bytes
             news = self._news(MAX_KEPT_IN_STREAM_BYTES if is_followed else MAX_KEPT_BYTES)
         if news is not None:
@@ -168,19 +177,17 @@ class ReceiveWindow:
     def consumed(self) -> None:
         """A message that came was consumed."""
         with self._lock:
-            before = self._progress
-            self._progress = Progress(before.num_received, before.num_consumed + 1)
+            self._num_consumed += 1
             news = self._news(MAX_KEPT_IN_STREAM_BYTES)
         if news is not None:
             self._tell(news)
 
     def _news(self, max_kept_bytes: int) -> Progress | None:
         """How far the lane is, if the sender should hear of it."""
-        now = self._progress
-        has_credits = now.num_consumed > self._num_credited
-        is_short = now.num_received - self._num_credited >= self._threshold
+        has_credits = self._num_consumed > self._num_credited
+        is_short = self._num_received - self._num_credited >= self._threshold
         if not (has_credits and is_short) and self._unacknowledged_bytes < max_kept_bytes:
             return None
-        self._num_credited = now.num_consumed
+        self._num_credited = self._num_consumed
         self._unacknowledged_bytes = 0
-        return now
+        return Progress(self._num_received, self._num_consumed)

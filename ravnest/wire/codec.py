@@ -35,18 +35,19 @@ def encode(frame: Frame, codec: Codec = Codec.RAW) -> tuple[bytes, list[memoryvi
     limits.check("number of tensors", len(frame.tensors), limits.MAX_TENSORS)
     for name in frame.tensors:
         limits.checked_name(name)
-    for what, count in _counts(frame):
-        limits.check(what, count, limits.MAX_COUNT)
+    _check_counts(frame)
     entries, buffers, payload_bytes = pack(frame.tensors, codec)
     header = frame_pb2.FrameHeader(
-        kind=frame.kind,
+        kind=int(frame.kind),
         attempt=frame.attempt,
         weight_version=frame.weight_version,
         tensors=entries,
-        scalars=pack_scalars(frame.scalars),
-        details=pack_details(frame.details),
         payload_bytes=payload_bytes,
     )
+    if frame.scalars:
+        header.scalars.extend(pack_scalars(frame.scalars))
+    if frame.details:
+        header.details = pack_details(frame.details)
     if frame.microbatch is not None:
         header.microbatch.epoch = frame.microbatch.epoch
         header.microbatch.index = frame.microbatch.index
@@ -85,17 +86,16 @@ def decode(header: bytes, payload: bytearray | memoryview) -> Frame:
         scalars=unpack_scalars(parsed.scalars),
         details=unpack_details(parsed.details),
     )
-    for what, count in _counts(frame):
-        limits.check(what, count, limits.MAX_COUNT)
+    _check_counts(frame)
     return frame
 
 
-def _counts(frame: Frame) -> list[tuple[str, int]]:
-    counts = [("attempt", frame.attempt), ("weight version", frame.weight_version)]
+def _check_counts(frame: Frame) -> None:
+    limits.check("attempt", frame.attempt, limits.MAX_COUNT)
+    limits.check("weight version", frame.weight_version, limits.MAX_COUNT)
     if frame.microbatch is not None:
-        counts.append(("epoch", frame.microbatch.epoch))
-        counts.append(("index of the microbatch", frame.microbatch.index))
-    return counts
+        limits.check("epoch", frame.microbatch.epoch, limits.MAX_COUNT)
+        limits.check("index of the microbatch", frame.microbatch.index, limits.MAX_COUNT)
 
 
 def _microbatch_of(parsed: frame_pb2.FrameHeader) -> MicrobatchId | None:

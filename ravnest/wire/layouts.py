@@ -9,6 +9,7 @@ from ravnest.wire.casts import EXPONENT_LIMIT, scaled_to, to_float16
 from ravnest.wire.entropy import least_bytes, lengthen, shorten
 from ravnest.wire.frame import Codec
 
+_RAW, _FLOAT16 = Codec.RAW, Codec.FLOAT16
 _CASTS = {Codec.FLOAT16: torch.float16, Codec.BFLOAT16: torch.bfloat16}
 _WIDE = frozenset({torch.float32, torch.float64})
 _FLOATING = _WIDE | {torch.float16, torch.bfloat16}
@@ -27,12 +28,14 @@ def codec_for(dtype: torch.dtype, wanted: Codec) -> Codec:
     Casts are for float32 and float64, blocks for float16 and bfloat16 too; every other dtype is as
     small already, or would lose its meaning, and travels raw.
     """
-    return wanted if dtype in (_FLOATING if block_format(wanted) else _WIDE) else Codec.RAW
+    if wanted is _RAW:
+        return _RAW
+    return wanted if dtype in (_FLOATING if block_format(wanted) else _WIDE) else _RAW
 
 
 def is_valid_exponent(dtype: torch.dtype, codec: Codec, exponent: int) -> bool:
     """Whether a peer may state this scale."""
-    return exponent == 0 if codec is not Codec.FLOAT16 else abs(exponent) <= EXPONENT_LIMIT[dtype]
+    return exponent == 0 if codec is not _FLOAT16 else abs(exponent) <= EXPONENT_LIMIT[dtype]
 
 
 def wire_bytes(dtype: torch.dtype, codec: Codec, numel: int) -> int:

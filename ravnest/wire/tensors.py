@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -26,7 +27,14 @@ from ravnest.wire.pb import frame_pb2
 
 ALIGNMENT = 64
 
+# A stage gets the same few descriptions over and over, and a frame's are what its checks cost.
+_NUM_REMEMBERED = 1024
+# What is unknown in a description counts too, so that a stranger cannot have much remembered.
+_MAX_REMEMBERED_BYTES = 1 << 10
+
 _CODECS = {int(codec): codec for codec in Codec}
+# The member of an enumeration is looked up by a call each time.
+_RAW = Codec.RAW
 # Those that numpy knows, and Python's memoryviews.
 _NATIVE = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -45,7 +53,6 @@ class _Entry(NamedTuple):
     numel: int
     offset: int
     num_bytes: int
-    checksum: int
     scale_exponent: int
 
 
@@ -78,25 +85,27 @@ def _pack_one(name: str, tensor: torch.Tensor, codec: Codec) -> tuple[frame_pb2.
             f"tensor {name!r} is {tensor.dtype}, {tensor.layout}, on {tensor.device}; "
             f"expected a strided tensor with values, of a dtype in ravnest.wire.dtypes"
         )
-    limits.check(f"rank of tensor {name!r}", tensor.dim(), limits.MAX_RANK)
+    _check_rank(name, tensor.dim())
     used = codec_for(tensor.dtype, codec)
     # Detached first: what is sent takes part in no graph of this process.
     values, exponent = tensor.detach() if tensor.requires_grad else tensor, 0
     if order := order_of(values):
         values = values.permute(order)
-    if used is not Codec.RAW:
+    if used is not _RAW:
         values, exponent = shrink(values, used)
     buffer = _bytes_of(values)
     entry = frame_pb2.Tensor(
         name=name,
         dtype=number,
-        codec=used,
+        codec=int(used),  # protobuf takes two microseconds to see that a member is a number
         shape=tensor.shape,
         num_bytes=buffer.nbytes,
         checksum=checksum(buffer),
-        scale_exponent=exponent,
-        order=order,
     )
+    if exponent:
+        entry.scale_exponent = exponent
+    if order:
+        entry.order.extend(order)
     return entry, buffer
 
 
@@ -128,18 +137,33 @@ def unpack(entries: Sequence[frame_pb2.Tensor], payload: memoryview) -> dict[str
             or the bytes are not those that were sent.
     """
     limits.check("number of tensors", len(entries), limits.MAX_TENSORS)
-    checked = [_checked(entry, payload.nbytes) for entry in entries]
+    sums = [entry.checksum for entry in entries]
+    checked = [_within(_read(entry), payload.nbytes) for entry in entries]
     _check_disjoint(checked)
     tensors: dict[str, torch.Tensor] = {}
-    for entry in checked:
+    for entry, expected in zip(checked, sums, strict=True):
         if entry.name in tensors:
             raise ProtocolError(f"tensor {entry.name!r} is there twice")
-        tensors[entry.name] = _unpack_one(entry, payload)
+        tensors[entry.name] = _unpack_one(entry, payload, expected)
     return tensors
 
 
-def _checked(entry: frame_pb2.Tensor, payload_bytes: int) -> _Entry:
-    """A description, and all checks that need no value and no memory."""
+def _read(entry: frame_pb2.Tensor) -> _Entry:
+    """As `_checked`, at once where the same was checked before; its checksum is dropped."""
+    entry.checksum = 0
+    description = entry.SerializeToString()
+    if len(description) > _MAX_REMEMBERED_BYTES:
+        return _checked(entry)
+    return _remembered(description)
+
+
+@lru_cache(_NUM_REMEMBERED)
+def _remembered(description: bytes) -> _Entry:
+    return _checked(frame_pb2.Tensor.FromString(description))
+
+
+def _checked(entry: frame_pb2.Tensor) -> _Entry:
+    """A description, and all checks that need no value, no memory and no payload."""
     name = limits.checked_name(entry.name)
     dtype, codec = dtype_of(entry.dtype), _CODECS.get(entry.codec)
     exponent, shape = entry.scale_exponent, tuple(entry.shape)
@@ -148,30 +172,30 @@ def _checked(entry: frame_pb2.Tensor, payload_bytes: int) -> _Entry:
         raise ProtocolError(f"tensor {name!r} has unknown dtype number {entry.dtype}")
     if codec is None:
         raise ProtocolError(f"tensor {name!r} has unknown codec number {entry.codec}")
-    if codec_for(dtype, codec) is not codec:
+    if codec is not _RAW and codec_for(dtype, codec) is not codec:
         raise ProtocolError(f"tensor {name!r} has codec {codec.name}, which is not for {dtype}")
     if not is_valid_exponent(dtype, codec, exponent):
         raise ProtocolError(f"tensor {name!r} has scale exponent {exponent}")
-    limits.check(f"rank of tensor {name!r}", len(shape), limits.MAX_RANK)
-    read = _Entry(
-        name=name,
-        dtype=dtype,
-        codec=codec,
-        shape=shape,
-        order=checked_order(entry.order, len(shape), name),
-        numel=math.prod(shape),
-        offset=offset,
-        num_bytes=num_bytes,
-        checksum=entry.checksum,
-        scale_exponent=exponent,
-    )
+    _check_rank(name, len(shape))
+    order, numel = checked_order(entry.order, len(shape), name), math.prod(shape)
+    # By position: names would double what it takes to make one.
+    read = _Entry(name, dtype, codec, shape, order, numel, offset, num_bytes, exponent)
     _check_size(read)
-    if offset % ALIGNMENT or offset + num_bytes > payload_bytes:
-        raise ProtocolError(
-            f"tensor {name!r} lies at {offset} with {num_bytes} bytes; expected a "
-            f"multiple of {ALIGNMENT}, and an end within the payload of {payload_bytes} bytes"
-        )
     return read
+
+
+def _within(entry: _Entry, payload_bytes: int) -> _Entry:
+    if entry.offset % ALIGNMENT or entry.offset + entry.num_bytes > payload_bytes:
+        raise ProtocolError(
+            f"tensor {entry.name!r} lies at {entry.offset} with {entry.num_bytes} bytes; expected "
+            f"a multiple of {ALIGNMENT}, and an end within the payload of {payload_bytes} bytes"
+        )
+    return entry
+
+
+def _check_rank(name: str, rank: int) -> None:
+    if rank > limits.MAX_RANK:
+        limits.check(f"rank of tensor {name!r}", rank, limits.MAX_RANK)
 
 
 def _check_size(entry: _Entry) -> None:
@@ -180,7 +204,7 @@ def _check_size(entry: _Entry) -> None:
     if largest * entry.dtype.itemsize >= 1 << 63:
         raise ProtocolError(f"tensor {entry.name!r} has impossible shape {list(entry.shape)}")
     least = most = entry.numel * entry.dtype.itemsize
-    if entry.codec is not Codec.RAW:
+    if entry.codec is not _RAW:
         least = least_wire_bytes(entry.dtype, entry.codec, entry.numel)
         most = wire_bytes(entry.dtype, entry.codec, entry.numel)
     if not least <= entry.num_bytes <= most:
@@ -201,16 +225,16 @@ def _check_disjoint(entries: Sequence[_Entry]) -> None:
         end, before = entry.offset + entry.num_bytes, entry.name
 
 
-def _unpack_one(entry: _Entry, payload: memoryview) -> torch.Tensor:
+def _unpack_one(entry: _Entry, payload: memoryview, expected: int) -> torch.Tensor:
     dtype, shape = entry.dtype, entry.shape
     raw = payload[entry.offset : entry.offset + entry.num_bytes]
-    if (found := checksum(raw)) != entry.checksum:
+    if (found := checksum(raw)) != expected:
         raise ProtocolError(
-            f"tensor {entry.name!r} is damaged: checksum {found:08x}, expected {entry.checksum:08x}"
+            f"tensor {entry.name!r} is damaged: checksum {found:08x}, expected {expected:08x}"
         )
     if not entry.num_bytes:
         return torch.empty(shape, dtype=dtype)
-    if entry.codec is not Codec.RAW:
+    if entry.codec is not _RAW:
         as_bytes = torch.frombuffer(raw, dtype=torch.uint8)
         values = restore(as_bytes, dtype, entry.codec, entry.scale_exponent, entry.numel)
     elif dtype is not torch.bool:

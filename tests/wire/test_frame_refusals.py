@@ -20,6 +20,7 @@ from ravnest.wire.dtypes import dtype_of
 from ravnest.wire.frame import Codec, Frame, FrameKind
 from ravnest.wire.layouts import least_wire_bytes, wire_bytes
 from ravnest.wire.pb import frame_pb2
+from ravnest.wire.tensors import _remembered
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -88,6 +89,35 @@ def test_a_tensor_that_does_not_add_up_is_refused(changes, reason):
 
 def test_damaged_values_are_refused():
     refused(header(), "damaged", PAYLOAD[:-1] + b"\x00")
+
+
+def test_what_was_good_before_is_good_only_with_the_values_and_the_room_it_had():
+    good = header()
+    for _ in range(2):
+        first, second = (
+            decode(encode(Frame(FrameKind.ACTIVATION, tensors={"x": values}))[0], payload)
+            for values, payload in (
+                (torch.zeros(16), bytearray(64)),
+                (torch.frombuffer(bytearray(PAYLOAD), dtype=torch.float32), bytearray(PAYLOAD)),
+            )
+        )
+        assert torch.equal(first.tensors["x"], torch.zeros(16))
+        assert second.tensors["x"].numpy().tobytes() == PAYLOAD
+        refused(good, "damaged", bytes(64))
+    short = header()
+    short.payload_bytes = 32
+    refused(short, "an end within the payload of 32 bytes", PAYLOAD[:32])
+
+
+def test_no_more_than_a_little_of_a_description_is_remembered():
+    # A field that nobody knows, which protobuf keeps.
+    unknown = b"\xfa\x01" + b"\x80\x80\x04" + bytes(1 << 16)
+    parsed = header()
+    parsed.tensors[0].MergeFromString(unknown)
+    assert len(parsed.tensors[0].SerializeToString()) > 1 << 16
+    before = _remembered.cache_info().currsize
+    assert decode(parsed.SerializeToString(), bytearray(PAYLOAD)).tensors["x"].shape == (16,)
+    assert _remembered.cache_info().currsize == before
 
 
 def test_overlapping_tensors_are_refused():
