@@ -19,22 +19,38 @@ GPT_STAGE_FLOPS = 123e9
 
 
 class _Waiting(torch.autograd.Function):
-    """The identity, after a while in both directions."""
+    """Multiplies by a number, and takes a fixed time over it in both directions.
+
+    What it computes is within that time, as it is for a stage that computes all the while.
+    """
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, total_s: float
+        ctx: torch.autograd.function.FunctionCtx,
+        x: torch.Tensor,
+        scale: torch.Tensor,
+        total_s: float,
     ) -> torch.Tensor:
-        time.sleep(total_s / 3)
+        over_at = time.perf_counter() + total_s / 3
+        ctx.save_for_backward(x, scale)
         ctx.total_s = total_s  # type: ignore[attr-defined]  # the way to keep what is no tensor
-        return x.clone()
+        scaled = x * scale
+        _wait_until(over_at)
+        return scaled
 
     @staticmethod
     def backward(
         ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor
-    ) -> tuple[torch.Tensor, None]:
-        time.sleep(2 * ctx.total_s / 3)  # type: ignore[attr-defined]
-        return gradient, None
+    ) -> tuple[torch.Tensor, torch.Tensor, None]:
+        over_at = time.perf_counter() + 2 * ctx.total_s / 3  # type: ignore[attr-defined]
+        x, scale = ctx.saved_tensors  # type: ignore[attr-defined]
+        gradients = gradient * scale, (gradient * x).sum().reshape(scale.shape), None
+        _wait_until(over_at)
+        return gradients
+
+
+def _wait_until(over_at: float) -> None:
+    time.sleep(max(0.0, over_at - time.perf_counter()))
 
 
 class Wait(torch.nn.Module):
@@ -46,7 +62,7 @@ class Wait(torch.nn.Module):
         self._total_s = total_s
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        waited: torch.Tensor = _Waiting.apply(x * self.scale, self._total_s)
+        waited: torch.Tensor = _Waiting.apply(x, self.scale, self._total_s)
         return waited
 
 
