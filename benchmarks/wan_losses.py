@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.convergence.runs import Run, final_loss
+from benchmarks.convergence.side_by_side import processes
 from ravnest.stage.delays import DelayCompensation
 from ravnest.stage.schedule import Schedule
 from ravnest.wire.codec import decode, encode
@@ -59,14 +60,24 @@ def over_the_wire(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
 
 
 def compare(compression: str, *, num_seeds: int, shortened: int) -> dict[str, Any]:
-    """Mean final loss over seeds, without compression and with it on every link."""
-    losses: dict[str, list[float]] = {"none": [], compression: []}
-    for seed in range(num_seeds):
-        run = Run(
-            *("text", "adamw", Schedule.ASYNC, NUM_STAGES, DelayCompensation.AUTO, RATE, seed)
-        )
-        losses["none"].append(final_loss(run, shortened=shortened))
-        between = [Link(compression) for _ in range(NUM_STAGES - 1)]
-        losses[compression].append(final_loss(run, shortened=shortened, between=between))
-    plain, coded = (statistics.fmean(each) for each in losses.values())
+    """Mean final loss over seeds, without compression and with it on every link.
+
+    Runs go on side by side, one for each core.
+    """
+    kinds = ("none", compression)
+    with processes() as pool:
+        runs = {
+            kind: [pool.submit(_loss, kind, seed, shortened) for seed in range(num_seeds)]
+            for kind in kinds
+        }
+        losses = {kind: [run.result() for run in each] for kind, each in runs.items()}
+    plain, coded = (statistics.fmean(losses[kind]) for kind in kinds)
     return {"losses": losses, "behind": coded / plain - 1}
+
+
+def _loss(compression: str, seed: int, shortened: int) -> float:
+    run = Run("text", "adamw", Schedule.ASYNC, NUM_STAGES, DelayCompensation.AUTO, RATE, seed)
+    if compression == "none":
+        return final_loss(run, shortened=shortened)
+    between = [Link(compression) for _ in range(NUM_STAGES - 1)]
+    return final_loss(run, shortened=shortened, between=between)
