@@ -73,8 +73,7 @@ _ONE_BY_ONE_OF_MANY = (
     _Step(300, 1.05, 0.97, _NARROW),
     _Step(300, 1.04, 0.97, _NARROW),
 )
-_FEW, _MANY = 200, 400  # nodes
-_NEAR_OF_MANY = 0.92  # the same for more than a few: every further round takes long
+_MANY = 400  # nodes
 
 
 class RepeatedSearch:
@@ -106,7 +105,6 @@ class RepeatedSearch:
             return bound
         prices = np.zeros_like(self._worth)
         many = len(self._traits) > _MANY
-        near = NEAR if len(self._traits) <= _FEW else _NEAR_OF_MANY
         for step in (*_STEPS, *(_ONE_BY_ONE_OF_MANY if many else _ONE_BY_ONE)):
             prices = self._priced(prices, step)
             is_complete = True
@@ -115,7 +113,7 @@ class RepeatedSearch:
             else:
                 ratio, is_complete = self._one_by_one(prices, step)
             bound = min(bound, float(prices.sum()) * ratio)
-            if rate >= near * bound or not is_complete:
+            if rate >= NEAR * bound or not is_complete:
                 break
         return bound
 
