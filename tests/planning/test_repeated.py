@@ -70,7 +70,7 @@ def test_no_division_beats_the_bound(schedule: Schedule, seed: int) -> None:
     pace, traits = _pace(schedule), _traits(seed)
     columns = Columns(pace, traits)
     columns.add((node,) for node in range(_NODES))
-    bound = RepeatedSearch(pace, traits, columns).run()
+    bound = RepeatedSearch(pace, traits, columns).run(0.0)
     best = _best(_rates(pace, traits), frozenset(range(_NODES)))
     assert best * (1 - 1e-9) <= bound <= 2.0 * best
 

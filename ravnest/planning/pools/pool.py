@@ -18,7 +18,7 @@ from ravnest.planning.pools.diving import whole_clusters
 from ravnest.planning.pools.large import MOST_NEEDED, Pool, PoolSearch, fastest_cluster
 from ravnest.planning.pools.prices import Pricing
 from ravnest.planning.pools.reach import Reach
-from ravnest.planning.pools.repeated import RepeatedSearch
+from ravnest.planning.pools.repeated import NEAR, RepeatedSearch
 from ravnest.planning.pools.windowed import WindowEffort, search_pool, upper_bound
 from ravnest.planning.search.exact import Division
 from ravnest.planning.search.ordering import Cluster, ClusterSearch
@@ -36,8 +36,6 @@ FEW = 100
 
 MOST_TIGHT = 400
 """Nodes up to which the bound of larger pools is as tight as it can be made."""
-
-_NEAR = 0.95  # of the bound, for which no better one is looked for
 
 MANY = 10**6
 """Clusters that averaging is charged for: a ring of many sends its bytes twice a round.
@@ -102,7 +100,7 @@ class LargePool:
         known = Pool(whole_clusters(found), found.fastest, bound, is_proven=False)
         if several is not None:
             known = self._better(known, several, number)
-        is_near = self._rate_of(known, number) >= _NEAR * known.bound
+        is_near = self._rate_of(known, number) >= NEAR * known.bound
         if is_near or priced.fewest_stages > MOST_NEEDED:
             return known
         return self._repeated(known, found, number)
@@ -110,8 +108,8 @@ class LargePool:
     def _repeated(self, known: Pool, found: Columns, number: int) -> Pool:
         """With a bound by clusters that may take a node twice, and what it found on the way."""
         loose = self._loose(number, SLICES)
-        search = RepeatedSearch(loose, self._traits, found, is_patient=self._is_tight)
-        bound = min(known.bound, search.run())
+        search = RepeatedSearch(loose, self._traits, found)
+        bound = min(known.bound, search.run(self._rate_of(known, number)))
         if not self._is_tight:  # whole clusters take long, and come to hardly more
             return dataclasses.replace(known, bound=bound)
         again = Pool(whole_clusters(found), found.fastest, bound, is_proven=False)

@@ -1,9 +1,11 @@
 """Hundreds of nodes: a bound by clusters that may take a node twice.
 
 In such a pool most nodes have their like. A cluster that takes one twice is worth hardly more than
-one that takes its like, so little is lost by letting it: what is then left to look at are ends of
-pipelines than which no other one is cheaper, shorter and faster (`suffixes`). First prices are told
-by those of a few nodes (`alike`), then by more, the last ones by all.
+one that takes its like, so little is lost by letting it. Prices come first: by paths with
+multipliers, which say soon what is worth too much (`multipliers`), prices told by those of a few
+nodes (`alike`) at first. At such prices few ends of pipelines are left to look at one by one, those
+than which no other one is cheaper, shorter and faster (`suffixes`), and that makes the bound tight.
+Nodes alone and pairs are known by themselves.
 """
 
 from __future__ import annotations
@@ -14,19 +16,24 @@ import numpy as np
 from scipy import optimize, sparse
 
 from ravnest.planning.inputs.table import Floats, Ints
+from ravnest.planning.pools import multipliers
 from ravnest.planning.pools.alike import nearest, spread
 from ravnest.planning.pools.columns import Columns, rates_of
 from ravnest.planning.pools.costs import MANY_KINDS, StageCosts
-from ravnest.planning.pools.suffixes import Wanted, Worthy, worthy_clusters
+from ravnest.planning.pools.prices import Pricing, worth_of_pairs
+from ravnest.planning.pools.suffixes import Wanted, worthy_clusters
+from ravnest.planning.pools.terrain import Terrain
 from ravnest.planning.pools.walks import Ground
 from ravnest.planning.search.pace import Pace, Traits
 
-_LEAST_PRICE = 0.01  # over what a node would be worth if it could compute all the time
-_WIDEST, _NARROW = 1.15, 1.04  # windows in which clusters are looked at
-_KEPT = 1500
-_TRIED, _TRIED_IN_HASTE = 20_000, 8_000
-_ANY_LENGTH = 10**9
+_LEAST_PRICE = 0.02  # over what a node would be worth if it could compute all the time
 _LIKE = 3  # nodes that are tried in the place of one that is in a cluster twice
+_PAIRS = 1000  # that are taken in at once
+_NARROW, _WIDEST = 1.03, 1.15  # windows in which clusters are looked at one by one
+_KEPT, _TRIED = 30_000, 2_000
+_ANY_LENGTH = 10**9
+NEAR = 0.95
+"""Of a bound: for plans that are, no better one is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +44,36 @@ class _Step:
         told: nodes whose prices tell all.
         enough: rate over price from which clusters are looked for.
         fall: of its last price that a node keeps at least.
+        narrow, tries: see `multipliers.Wanted`; no tries for looking one by one.
     """
 
     told: int
     enough: float
     fall: float
+    narrow: float
+    tries: int = 0
 
 
 _STEPS = (
-    _Step(100, 1.2, 0.9),
-    _Step(100, 1.13, 0.9),
-    _Step(100, 1.1, 0.93),
-    _Step(150, 1.08, 0.95),
-    _Step(300, 1.06, 0.95),
-    _Step(300, 1.05, 0.97),
-    _Step(300, 1.05, 0.97),
+    _Step(100, 1.25, 0.9, 1.3, 3),
+    _Step(100, 1.12, 0.9, 1.15, 4),
+    _Step(100, 1.1, 0.9, 1.15, 4),
+    _Step(300, 1.06, 0.95, 1.1, 5),
 )
+_ONE_BY_ONE = (
+    _Step(300, 1.05, 0.95, _NARROW),
+    _Step(300, 1.03, 0.95, _NARROW),
+    _Step(300, 1.03, 0.97, _NARROW),
+    _Step(300, 1.02, 0.97, _NARROW),
+    _Step(300, 1.02, 0.97, _NARROW),
+)
+_ONE_BY_ONE_OF_MANY = (
+    _Step(300, 1.08, 0.95, _NARROW),
+    _Step(300, 1.06, 0.95, _NARROW),
+    _Step(300, 1.05, 0.97, _NARROW),
+    _Step(300, 1.04, 0.97, _NARROW),
+)
+_MANY = 400  # nodes
 
 
 class RepeatedSearch:
@@ -61,50 +82,79 @@ class RepeatedSearch:
     Args:
         loose: that bounds clusters along all cuts.
         columns: clusters that were found otherwise; is added to.
-        is_patient: goes on when there are too many clusters to look at.
     """
 
-    def __init__(
-        self, loose: Pace, traits: Traits, columns: Columns, *, is_patient: bool = True
-    ) -> None:
-        self._is_patient = is_patient
-        self._pace, self._traits, self._columns = columns.pace, traits, columns
+    def __init__(self, loose: Pace, traits: Traits, columns: Columns) -> None:
+        self._loose, self._traits, self._columns = loose, traits, columns
+        self._terrain = Terrain(loose, traits)
         self._ground = Ground(StageCosts(loose, traits, MANY_KINDS))
+        self._pricing = Pricing(loose, traits, knows_triples=False)
         self._worth: Floats = traits.flops / max(float(loose.work[0, -1]), 1e-300)
         self._like = nearest(traits, np.arange(len(traits)), 1 + _LIKE)[0]
         # As the bound sees them.
         self._rates = {key: rate for key, (_, rate) in columns.found.items()}
 
-    def run(self) -> float:
-        """A rate that no clusters that average have more of together."""
+    def run(self, rate: float) -> float:
+        """A rate that no clusters that average have more of together.
+
+        Args:
+            rate: of a plan; a bound that this is near enough to is good enough.
+        """
         bound = np.inf
         if not self._rates:  # nothing tells prices
             return bound
-        prices = self._priced(np.zeros_like(self._worth), _STEPS[0])
-        counted = np.zeros(len(prices), dtype=np.bool_)
-        tried = _TRIED if self._is_patient else _TRIED_IN_HASTE
-        limits = _ANY_LENGTH, _KEPT, tried, _NARROW, _WIDEST
-        for step in _STEPS:
-            seen = worthy_clusters(self._ground, Wanted(prices, counted, step.enough, *limits))
-            bound = min(bound, float(prices.sum()) * seen.ratio)
-            if not (seen.is_complete or self._is_patient):
-                break
-            self._take(seen)
+        prices = np.zeros_like(self._worth)
+        many = len(self._traits) > _MANY
+        for step in (*_STEPS, *(_ONE_BY_ONE_OF_MANY if many else _ONE_BY_ONE)):
             prices = self._priced(prices, step)
+            is_complete = True
+            if step.tries:
+                ratio = self._by_paths(prices, step)
+            else:
+                ratio, is_complete = self._one_by_one(prices, step)
+            bound = min(bound, float(prices.sum()) * ratio)
+            if rate >= NEAR * bound or not is_complete:
+                break
         return bound
 
-    def _take(self, seen: Worthy) -> None:
-        """Takes in what was found, and where a node is in it twice what has its like instead."""
+    def _one_by_one(self, prices: Floats, step: _Step) -> tuple[float, bool]:
+        """What no cluster is worth more than over its price, and whether none were given up."""
+        counted = np.zeros(len(prices), dtype=np.bool_)
+        limits = _ANY_LENGTH, _KEPT, _TRIED, step.narrow, _WIDEST
+        seen = worthy_clusters(self._ground, Wanted(prices, counted, step.enough, *limits))
         for orders, rates in zip(seen.clusters, seen.rates, strict=True):
-            for order, rate in zip(orders.tolist(), rates.tolist(), strict=True):
-                key = tuple(sorted(order))
-                self._rates[key] = max(rate, self._rates.get(key, 0.0))
-            once = _with_others(orders, self._like)
-            if len(once):
-                for order, rate in zip(
-                    once.tolist(), rates_of(self._pace, self._traits, once).tolist(), strict=True
-                ):
-                    self._columns.add_rated(tuple(order), rate)
+            self._take(orders, rates)
+        return seen.ratio, seen.is_complete
+
+    def _by_paths(self, prices: Floats, step: _Step) -> float:
+        """What no cluster is worth more than over its price; takes in some that are worth much."""
+        pricing = self._pricing
+        own = prices[pricing.order]
+        known = float((pricing.alone / own).max())
+        if pricing.most_stages > 1:
+            worth = worth_of_pairs(pricing, own)
+            known = max(known, float(worth.max()))
+            root, leaf = np.nonzero(worth > min(known, 1.0 + (step.enough - 1.0) / 3))
+            best = np.argsort(-worth[root, leaf], kind="stable")[:_PAIRS]
+            self._rate(pricing.order[np.stack((root[best], leaf[best]), axis=1)])
+        met: set[tuple[int, ...]] = set()
+        wanted = multipliers.Wanted(prices, max(step.enough, known), step.narrow, step.tries)
+        found = multipliers.largest_ratio(self._terrain, wanted, met)
+        for size in sorted({len(each) for each in met}):
+            self._rate(np.array(sorted(each for each in met if len(each) == size)))
+        return found
+
+    def _rate(self, orders: Ints) -> None:
+        """Takes in clusters of a size."""
+        if len(orders):
+            self._take(orders, rates_of(self._loose, self._traits, orders))
+
+    def _take(self, orders: Ints, rates: Floats) -> None:
+        """Takes in clusters, and where a node is in one twice what has its like instead."""
+        for order, rate in zip(orders.tolist(), rates.tolist(), strict=True):
+            key = tuple(sorted(order))
+            self._rates[key] = max(rate, self._rates.get(key, 0.0))
+        self._columns.add(tuple(order) for order in _with_others(orders, self._like).tolist())
 
     def _priced(self, prices: Floats, step: _Step) -> Floats:
         """The cheapest prices that no cluster so far is worth more than."""
