@@ -87,14 +87,18 @@ class Network:
         hosts: how each is connected; host i has the address `address(i)`.
         mtu: bytes of a packet at most; None for 1500, or 9000 where a host is fast. The relay takes
             a while per packet, so many hosts at once need large ones.
+        congestion_control: of TCP; by default that of a machine on which nobody has chosen one.
     """
 
-    def __init__(self, hosts: Sequence[Access], mtu: int | None = None) -> None:
+    def __init__(
+        self, hosts: Sequence[Access], mtu: int | None = None, congestion_control: str = "cubic"
+    ) -> None:
         self.hosts = tuple(hosts)
         self._names = [f"ravnest-{os.getpid()}-{i}" for i in range(len(hosts))]
         self._stack = ExitStack()
         is_fast = max(host.rate_bps for host in hosts) > _FAST_BPS
         self._mtu = mtu or (9000 if is_fast else 1500)
+        self._congestion = f"net.ipv4.tcp_congestion_control={congestion_control}"
 
     @property
     def payload_share(self) -> float:
@@ -179,6 +183,7 @@ class Network:
         _ip("-n", name, "link", "set", "lo", "up")
         _ip("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", device)
         _ip("-n", name, "link", "set", device, "mtu", str(self._mtu), "txqueuelen", "10000", "up")
+        _ip("netns", "exec", name, "sysctl", "-qw", self._congestion)
         return tun
 
 
