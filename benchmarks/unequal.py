@@ -2,7 +2,8 @@
 
 `python -m benchmarks.unequal [--json] [--quick]`, on Linux. Real providers on loopback with one
 thread each, slowed down to 0.8, 0.4 and 0.2 of a processor (`benchmarks/throttle.py`): together
-1.4, so that two processors have room for all at once and for the throttling. The equal split is
+1.4, so that two processors have room for all at once and for the throttling. Their links have the
+delay of loopback, so that they do not decide. The equal split is
 what the planner makes of a file in which the three have the same memory and speed: a third of the
 work each; the processes stay as slow as they are. Each repeat runs all kinds in turn; medians are
 over the repeats.
@@ -42,7 +43,7 @@ from ravnest.stage.schedule import Schedule
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARES = (0.8, 0.4, 0.2)
 RAM_GB = (4.0, 2.0, 1.0)
-BANDWIDTH_MBPS = 10_000
+BANDWIDTH_MBPS, LATENCY_MS = 10_000, 0.02  # of loopback
 MIN_RATIO = 1.5
 MAX_SPEED_ERROR = 0.1
 TIMEOUT_S = 300
@@ -152,6 +153,7 @@ def make_plan(name: str, work: Path, gflops: float, *, is_equal: bool, schedule:
             "benchmarks": {
                 "ram": statistics.mean(RAM_GB) if is_equal else RAM_GB[node_id],
                 "bandwidth": BANDWIDTH_MBPS,
+                "latency": LATENCY_MS,
                 "flops": share * gflops,
             },
         }
