@@ -26,7 +26,14 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.averaging_worker import Case, command
-from benchmarks.links import MAX_ERROR, REPOSITORY, Access, Network, why_impossible
+from benchmarks.links import (
+    MAX_ERROR,
+    NO_SLOW_START,
+    REPOSITORY,
+    Access,
+    Network,
+    why_impossible,
+)
 from benchmarks.processes import free_ports
 from benchmarks.report import Claim, arguments_of, finish
 from ravnest.wire.frame import Codec
@@ -38,7 +45,6 @@ MAX_OVER_HIVEMIND = 0.3
 LINK = Access(100e6, 0.01)
 LINK_MB = 16
 MIN_OF_BOUND = 0.95
-NO_SLOW_START = ("sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0")
 MIN_FEWER_BYTES = 3.6
 NUM_FAILING = 100
 MAX_GROWTH = 1.02
@@ -117,7 +123,7 @@ def over_links(figures: dict[str, Any], members: int, *, quick: bool) -> list[Cl
             for codec in (Codec.RAW, Codec.INT8)
         }
         for host in range(members):
-            subprocess.run(network.command(host, NO_SLOW_START), check=True)
+            subprocess.run(network.command(host, ("sysctl", "-qw", NO_SLOW_START)), check=True)
         steady = compare(case, network)
     raw, small = rows[Codec.RAW], rows[Codec.INT8]
     ring_bytes = 2 * (members - 1) / members * size * MB

@@ -27,6 +27,8 @@ from typing import Self
 REPOSITORY = Path(__file__).resolve().parents[1]
 _TUN = Path("/dev/net/tun")
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+NO_SLOW_START = "net.ipv4.tcp_slow_start_after_idle=0"
+_CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control=cubic"
 _FAST_BPS = 200e6
 _HEADER_BYTES = 52  # of IP, TCP and its time stamps, in every packet
 MAX_ERROR = 0.05
@@ -87,18 +89,19 @@ class Network:
         hosts: how each is connected; host i has the address `address(i)`.
         mtu: bytes of a packet at most; None for 1500, or 9000 where a host is fast. The relay takes
             a while per packet, so many hosts at once need large ones.
-        congestion_control: of TCP; by default that of a machine on which nobody has chosen one.
+        is_tuned: TCP does not start slowly after pauses, as docs/transport.md advises for links of
+            long delay. Its congestion control is always that of a machine where nobody chose one.
     """
 
     def __init__(
-        self, hosts: Sequence[Access], mtu: int | None = None, congestion_control: str = "cubic"
+        self, hosts: Sequence[Access], mtu: int | None = None, *, is_tuned: bool = False
     ) -> None:
         self.hosts = tuple(hosts)
         self._names = [f"ravnest-{os.getpid()}-{i}" for i in range(len(hosts))]
         self._stack = ExitStack()
         is_fast = max(host.rate_bps for host in hosts) > _FAST_BPS
         self._mtu = mtu or (9000 if is_fast else 1500)
-        self._congestion = f"net.ipv4.tcp_congestion_control={congestion_control}"
+        self._settings = [_CONGESTION_CONTROL, *([NO_SLOW_START] if is_tuned else [])]
 
     @property
     def payload_share(self) -> float:
@@ -183,7 +186,7 @@ class Network:
         _ip("-n", name, "link", "set", "lo", "up")
         _ip("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", device)
         _ip("-n", name, "link", "set", device, "mtu", str(self._mtu), "txqueuelen", "10000", "up")
-        _ip("netns", "exec", name, "sysctl", "-qw", self._congestion)
+        _ip("netns", "exec", name, "sysctl", "-qw", *self._settings)
         return tun
 
 

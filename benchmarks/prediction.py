@@ -126,7 +126,7 @@ def run_case(case: Case) -> dict[str, Any]:
     training = TRAININGS[case.training]()
     with (
         tempfile.TemporaryDirectory(prefix="ravnest-benchmark-") as folder,
-        Network(case.hosts) as network,
+        Network(case.hosts, is_tuned=True) as network,
     ):
         work = Path(folder)
         links = [check_link(network, host) for host in range(len(case.hosts) - 1)]
