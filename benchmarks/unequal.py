@@ -3,10 +3,9 @@
 `python -m benchmarks.unequal [--json] [--quick]`, on Linux. Real providers on loopback with one
 thread each, slowed down to 0.8, 0.4 and 0.2 of a processor (`benchmarks/throttle.py`): together
 1.4, so that two processors have room for all at once and for the throttling. Their links have the
-delay of loopback, so that they do not decide. The equal split is
-what the planner makes of a file in which the three have the same memory and speed: a third of the
-work each; the processes stay as slow as they are. Each repeat runs all kinds in turn; medians are
-over the repeats.
+delay of loopback, so that they do not decide. The equal split is what the planner makes of a file
+in which the three have the same memory and speed: a third of the work each; the processes stay as
+slow as they are. Each repeat runs all kinds in turn; medians are over the repeats.
 
 The model's figures are for the same cuts on nodes as slow as they really are, from the speed of a
 processor that `ravnest benchmark` measures.
