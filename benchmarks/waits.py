@@ -17,8 +17,7 @@ GPT_STAGE_S = 0.093
 """The same of a third of the GPT of `benchmarks.workloads` on a core of `GPT_STAGE_FLOPS`."""
 GPT_STAGE_FLOPS = 123e9
 
-
-_COMPUTED_S = 1e-3
+_COMPUTED_S = 1e-3  # of a wait, at its end
 
 
 class _Waiting(torch.autograd.Function):
