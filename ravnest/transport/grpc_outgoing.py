@@ -156,7 +156,7 @@ class OutgoingStream:
         self.num_written += 1
 
     def _write_now(self, item: Message | bytes | Last | None) -> bool:
-        """Writes a message in the caller's thread, as far as that need not wait; whether all of it."""
+        """Writes what need not wait of a message in the caller's thread; whether that is all."""
         bulk = self._bulk
         if bulk is None or not isinstance(item, Message) or not self.allowance.take_now():
             return False
