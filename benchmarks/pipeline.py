@@ -20,7 +20,8 @@ from benchmarks.processes import free_ports, run_processes, write_loopback_nodes
 from benchmarks.report import Claim, finish, parse_arguments
 from benchmarks.waits import STAGE_S
 from benchmarks.workloads import WAITS, WORKLOADS
-from ravnest.planning.timing import LinkTime, PipelineTime, StageTime, steady_state
+from ravnest.planning.timing.parts import LinkTime, PipelineTime, StageTime
+from ravnest.planning.timing.steady import steady_state
 from ravnest.stage.schedule import Schedule
 
 NUM_STAGES = 3
@@ -86,7 +87,7 @@ def compare_waits(name: str, number: int, repeats: int, *, steps: int) -> dict[s
         Schedule.ONE_F_ONE_B,
         number,
         tuple(StageTime(total_s / 3, 2 * total_s / 3) for total_s in STAGE_S),
-        (LinkTime(0.0, 0.0, 0.0),) * (NUM_STAGES - 1),
+        (LinkTime.between_equals(0.0, 0.0, 0.0),) * (NUM_STAGES - 1),
     )
     theory_s, slowest_s = steady_state(theory).step_time_s, number * max(STAGE_S)
     flushed, endless, alone = [], [], []

@@ -34,7 +34,7 @@ from ravnest.planning.rings import form_rings
 from ravnest.planning.search.ordering import Cluster
 from ravnest.planning.search.pace import Pace, Traits
 from ravnest.planning.search.stages import StageTimes
-from ravnest.planning.timing import steady_state
+from ravnest.planning.timing.steady import steady_state
 
 MODELS: dict[str, GraphCosts] = {
     "GPT 124M": gpt(12, 768, samples=4),

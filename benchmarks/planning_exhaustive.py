@@ -93,17 +93,22 @@ class _Trial:
         stored = trained + table.fixed_bytes
         share = 2 * (number - 1) / number / settings.steps_per_round
         per_byte = settings.optimizer.step_work_per_byte
-        self._computing, self._others = [], []
+        activations = table.forward_bytes * settings.activation_ratio
+        gradients = table.backward_bytes * settings.gradient_ratio
+        for crossing in (activations, gradients):  # nothing enters or leaves the graph
+            crossing[[0, -1]] = 0.0
+        out = activations[None, :] + gradients[:, None]
+        passing = np.maximum(out, activations[:, None] + gradients[None, :])
+        self._computing, self._busy, self._others = [], [], []
         for node in nodes:
             flops, rate = node.flops or 0.0, node.bandwidth_bps / 8
-            self._computing.append((work[None, :] - work[:, None]) / flops)
+            computing = (work[None, :] - work[:, None]) / flops
+            self._computing.append(computing)
+            self._busy.append(np.maximum(computing, passing / rate))
             update = per_byte * (trained[None, :] - trained[:, None]) / flops
             averaging = share * (stored[None, :] - stored[:, None]) / rate
             self._others.append(update + averaging)
-        self._crossing = (
-            table.forward_bytes * settings.activation_ratio
-            + table.backward_bytes * settings.gradient_ratio
-        )
+        self._crossing = activations + gradients
         self._trains = table.num_trained[None, :] > table.num_trained[:, None]
         self._needs: dict[tuple[int, int], _Floats] = {}
 
@@ -153,7 +158,7 @@ class _Trial:
             if index + 1 < size:
                 loop = loop + self._link(node, order[index + 1])[end]
             loop = loop + computing
-            period = np.maximum(computing, loop / (size - index))
+            period = np.maximum(self._busy[node][start, end], loop / (size - index))
             excess = np.maximum(excess, self._periods * period + self._others[node][start, end])
             fits &= self._needed(index, size)[start, end] <= self._nodes[node].memory_bytes
         step = (loop if self._is_flushed else 0.0) + excess
@@ -196,7 +201,7 @@ class _Trial:
         start, point = np.nonzero(fits)
         computing = self._computing[node][start, end[point]]
         longer = loop[point] + computing
-        period = np.maximum(computing, longer / size)
+        period = np.maximum(self._busy[node][start, end[point]], longer / size)
         own = self._periods * period + self._others[node][start, end[point]]
         return start, longer, np.maximum(excess[point], own)
 

@@ -35,7 +35,8 @@ from benchmarks.workloads import WORKLOADS
 from examples.digits.__main__ import free_ports
 from ravnest.plan.model import Plan
 from ravnest.plan.prediction import Traffic
-from ravnest.planning.timing import LinkTime, PipelineTime, StageTime, steady_state
+from ravnest.planning.timing.parts import LinkTime, PipelineTime, StageTime
+from ravnest.planning.timing.steady import steady_state
 from ravnest.probing.compute import measure_compute
 from ravnest.stage.schedule import Schedule
 
@@ -176,7 +177,7 @@ def modelled(plan: Plan, gflops: float) -> float:
         forward = sent[source, target, Traffic.ACTIVATIONS]
         backward = sent.get((target, source, Traffic.GRADIENTS))
         back_s = 0.0 if backward is None else backward.seconds
-        links.append(LinkTime(forward.seconds, back_s, forward.latency_s))
+        links.append(LinkTime.between_equals(forward.seconds, back_s, forward.latency_s))
     run = prediction.run
     pipeline = PipelineTime(
         Schedule.parse(run.schedule), run.update_frequency, tuple(stages), tuple(links)

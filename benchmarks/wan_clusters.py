@@ -179,16 +179,22 @@ def computing_s(plan: Plan) -> dict[int, float]:
 
 
 def bounds_s(plan: Plan) -> list[float]:
-    """Per cluster the seconds that its slowest stage needs per microbatch: computing or sending."""
+    """Per cluster the seconds that its slowest stage needs per microbatch.
+
+    For computing, or for the bytes that it sends, or for those that it receives.
+    """
     assert plan.prediction is not None
-    busiest_s = computing_s(plan)
-    sending_s: defaultdict[int, float] = defaultdict(float)
+    sent, received = defaultdict[int, int](int), defaultdict[int, int](int)
     for link in plan.prediction.links:
         if link.traffic in (Traffic.ACTIVATIONS, Traffic.GRADIENTS):
-            sending_s[link.source] += link.seconds
-    return [
-        max(max(busiest_s[node], sending_s[node]) for node in cluster) for cluster in plan.clusters
-    ]
+            sent[link.source] += link.num_bytes
+            received[link.target] += link.num_bytes
+    needed_s = {
+        node.node_id: max(sent[node.node_id], received[node.node_id]) * 8 / node.bandwidth_bps
+        for node in plan.nodes
+    }
+    busy_s = computing_s(plan)
+    return [max(max(busy_s[node], needed_s[node]) for node in each) for each in plan.clusters]
 
 
 def run(plan: Plan, network: Network, work: Path, arguments: dict[str, Any], num_steps: int) -> Ran:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ravnest.planning.slack import choose_slacks
-from ravnest.planning.timing import LinkTime, PipelineTime, StageTime, steady_state
+from ravnest.planning.timing.parts import LinkTime, PipelineTime, StageTime
+from ravnest.planning.timing.steady import steady_state
 from ravnest.stage.schedule import Schedule
 
 STAGE_S = (0.030, 0.050, 0.040)
@@ -24,7 +25,7 @@ def step_time_s(schedule: Schedule, num_microbatches: int = NUM_MICROBATCHES) ->
     With the slack that a plan gives these stages, memory being no limit.
     """
     stages = tuple(StageTime(forward_s=each / 3, backward_s=each * 2 / 3) for each in STAGE_S)
-    link = LinkTime(activation_s=0.0, gradient_s=0.0, latency_s=LINK_LATENCY_S)
+    link = LinkTime.between_equals(activation_s=0.0, gradient_s=0.0, latency_s=LINK_LATENCY_S)
     links = (link,) * (len(stages) - 1)
     pipeline = PipelineTime(schedule, num_microbatches, stages, links)
     slacks = choose_slacks(pipeline, lambda stage, slack: True)

@@ -104,7 +104,7 @@ class LinkPrediction:
         num_bytes: bytes on the wire each time, see `Traffic`.
         seconds: how long sending them takes at the rate of the slower end, without latency.
         latency_s: one-way delay, both ends' together.
-        load: share of the time in which the sender's link is busy with it.
+        load: share of the time in which the link of the slower end is busy with it.
     """
 
     source: int

@@ -64,7 +64,7 @@ def _stages(
             parameters=tuple(t.name for t, owner in owned if owner == index and t.is_parameter),
             buffers=tuple(t.name for t, owner in owned if owner == index and not t.is_parameter),
             needed_bytes=promised[node.node_id].memory.total,  # slack included
-            step_time_s=microbatch_seconds(prediction, node.node_id),
+            step_time_s=microbatch_seconds(prediction, node),
             replicas=tuple(
                 Replica(tensor.name, cluster.nodes[owner].node_id)
                 for tensor, owner in owned

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ravnest.planning.timing import LinkTime, PipelineTime, StageTime, steady_state
+from ravnest.planning.timing.parts import LinkTime, MessageTime, PipelineTime, StageTime
+from ravnest.planning.timing.steady import steady_state
 from ravnest.wire.compression import COMPRESSIONS, float32_share
 
 TOLERANCE = 0.05
@@ -24,14 +25,24 @@ class RawLink:
 
     Attributes:
         activation_bytes, gradient_bytes: per microbatch.
-        bytes_per_s: of its slower end.
+        rates: bytes per second of the earlier node's link, and of the later's.
         latency_s: one-way delay.
     """
 
     activation_bytes: float
     gradient_bytes: float
-    bytes_per_s: float
+    rates: tuple[float, float]
     latency_s: float
+
+    def timed(self, activation: float, gradient: float) -> LinkTime:
+        """Its times with so many bytes on the wire per byte of an activation and of a gradient."""
+        earlier, later = self.rates
+        there, back = activation * self.activation_bytes, gradient * self.gradient_bytes
+        return LinkTime(
+            MessageTime(there / earlier, there / later),
+            MessageTime(back / later, back / earlier),
+            self.latency_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +125,8 @@ def _why_none(pipeline: PipelineTime, links: Sequence[RawLink]) -> str | None:
 
     Nothing saves more than all of the sending, even if nothing were sent while stages compute.
     """
-    sending_s = sum((ln.activation_bytes + ln.gradient_bytes) / ln.bytes_per_s for ln in links)
+    plain = [link.timed(1.0, 1.0) for link in links]
+    sending_s = sum(link.activation.seconds + link.gradient.seconds for link in plain)
     computing_s = max(stage.forward_s + stage.backward_s for stage in pipeline.stages)
     if sending_s > TOLERANCE * computing_s:
         return None
@@ -132,13 +144,7 @@ def _compressed(
     times = []
     for k, (link, level) in enumerate(zip(links, levels, strict=True)):
         there, back = link.activation_bytes, link.gradient_bytes
-        times.append(
-            LinkTime(
-                there * level.activation / link.bytes_per_s,
-                back * level.gradient / link.bytes_per_s,
-                link.latency_s,
-            )
-        )
+        times.append(link.timed(level.activation, level.gradient))
         stages[k] = _busier(stages[k], there * level.encode_s, back * level.decode_s)
         stages[k + 1] = _busier(stages[k + 1], there * level.decode_s, back * level.encode_s)
     return replace(pipeline, stages=tuple(stages), links=tuple(times))
@@ -155,13 +161,7 @@ def _step_s(pipeline: PipelineTime) -> float:
 
 
 def _bound_s(pipeline: PipelineTime) -> float:
-    """Seconds per step of what is busiest: a stage's computing, or its uplink."""
-    uplinks = [0.0] * len(pipeline.stages)
-    for k, link in enumerate(pipeline.links):
-        uplinks[k] += link.activation_s
-        uplinks[k + 1] += link.gradient_s
-    computing = [stage.forward_s + stage.backward_s for stage in pipeline.stages]
-    return pipeline.update_frequency * max(*uplinks, *computing)
+    return pipeline.update_frequency * pipeline.slowest_part_s
 
 
 def ratios_of(name: str) -> tuple[float, float]:

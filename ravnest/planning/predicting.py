@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ravnest.capture.costs import ParameterCost
-from ravnest.plan.model import RingPlan
+from ravnest.plan.model import NodeSpec, RingPlan
 from ravnest.plan.prediction import (
     ClusterPrediction,
     LinkCompression,
@@ -33,18 +33,11 @@ from ravnest.planning.inputs.table import CostTable
 from ravnest.planning.rings import owner_of
 from ravnest.planning.round_times import AveragingRound
 from ravnest.planning.search.ordering import Cluster
-from ravnest.planning.search.pace import latency_of, rate_between, work_factor
+from ravnest.planning.search.pace import latency_of, rate_between, rate_of, work_factor
 from ravnest.planning.short_steps import choose_short_steps
 from ravnest.planning.slack import choose_slacks
-from ravnest.planning.timing import (
-    ExchangeTime,
-    LinkTime,
-    PipelineTime,
-    StageTime,
-    SteadyState,
-    bottleneck,
-    steady_state,
-)
+from ravnest.planning.timing.parts import ExchangeTime, MessageTime, PipelineTime, StageTime
+from ravnest.planning.timing.steady import SteadyState, bottleneck, steady_state
 from ravnest.wire.compression import AUTO
 
 
@@ -93,16 +86,18 @@ def predict(
     )
 
 
-def microbatch_seconds(prediction: Prediction, node_id: int) -> float:
-    """What a node takes per microbatch: the slower of computing and sending."""
+def microbatch_seconds(prediction: Prediction, node: NodeSpec) -> float:
+    """What a node takes per microbatch: the slowest of computing, sending and receiving."""
     computing = next(
         stage.forward_s + stage.backward_s
         for stage in prediction.stages
-        if stage.node_id == node_id
+        if stage.node_id == node.node_id
     )
     kinds = (Traffic.ACTIVATIONS, Traffic.GRADIENTS)
-    sent = [link for link in prediction.links if link.source == node_id and link.traffic in kinds]
-    return max(computing, sum(link.seconds for link in sent))
+    links = [link for link in prediction.links if link.traffic in kinds]
+    sent = sum(link.num_bytes for link in links if link.source == node.node_id)
+    received = sum(link.num_bytes for link in links if link.target == node.node_id)
+    return max(computing, max(sent, received) / rate_of(node))
 
 
 def pipeline_time(
@@ -134,12 +129,8 @@ def pipeline_time(
         stages.append(StageTime(forward, total - forward, update, apart))
     same = (settings.activation_ratio, settings.gradient_ratio)
     links = [
-        LinkTime(
-            link.activation_bytes * there / link.bytes_per_s,
-            link.gradient_bytes * back / link.bytes_per_s,
-            link.latency_s,
-        )
-        for link, (there, back) in zip(
+        link.timed(*shares)
+        for link, shares in zip(
             _raw_links(memory, cluster), ratios or [same] * (size - 1), strict=True
         )
     ]
@@ -147,7 +138,8 @@ def pipeline_time(
         ExchangeTime(
             owner,
             holder,
-            num_bytes / rate_between(nodes[owner], nodes[holder]),
+            MessageTime(num_bytes / rate_of(nodes[owner]), num_bytes / rate_of(nodes[holder])),
+            MessageTime(num_bytes / rate_of(nodes[holder]), num_bytes / rate_of(nodes[owner])),
             latency_of(nodes[owner]) + latency_of(nodes[holder]),
         )
         for (owner, holder), num_bytes in exchanged.items()
@@ -166,7 +158,7 @@ def _raw_links(memory: MemoryModel, cluster: Cluster) -> list[RawLink]:
         RawLink(
             float(table.forward_bytes[cut]),
             float(table.backward_bytes[cut]),
-            rate_between(nodes[k], nodes[k + 1]),
+            (rate_of(nodes[k]), rate_of(nodes[k + 1])),
             latency_of(nodes[k]) + latency_of(nodes[k + 1]),
         )
         for k, cut in enumerate(cuts)
@@ -244,8 +236,8 @@ class _Pipeline:
             activations = round(raw.activation_bytes * self._ratios[k][0])
             gradients = round(raw.gradient_bytes * self._ratios[k][1])
             for source, target, traffic, num_bytes, seconds in (
-                (ahead, back, Traffic.ACTIVATIONS, activations, link.activation_s),
-                (back, ahead, Traffic.GRADIENTS, gradients, link.gradient_s),
+                (ahead, back, Traffic.ACTIVATIONS, activations, link.activation.seconds),
+                (back, ahead, Traffic.GRADIENTS, gradients, link.gradient.seconds),
             ):
                 load = settings.frequency * seconds / whole_s
                 yield LinkPrediction(
@@ -287,7 +279,7 @@ class _Pipeline:
             seconds = time.forward_s + time.backward_s
             return f"node {node.node_id} computing: {seconds:.3g} s per microbatch"
         link, other = self._time.links[index], self._cluster.nodes[index + 1]
-        seconds = link.activation_s + link.gradient_s
+        seconds = link.activation.seconds + link.gradient.seconds
         slower = min(node, other, key=lambda each: (each.bandwidth_bps, each.node_id))
         return (
             f"link between node {node.node_id} and node {other.node_id}: {seconds:.3g} s per "

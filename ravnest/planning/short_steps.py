@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ravnest.planning.timing import PipelineTime, steady_state
+from ravnest.planning.timing.parts import PipelineTime
+from ravnest.planning.timing.steady import steady_state
 from ravnest.stage.schedule import Schedule
 
 _MAX_TIMED = 12  # stages up to which the exact schedule has the last word
@@ -70,7 +71,7 @@ def _step_s(pipeline: PipelineTime, frequency: int, starting: Sequence[int]) -> 
 def _parts(pipeline: PipelineTime) -> list[tuple[float, float]]:
     """Per stage the seconds that a microbatch takes it, with a step, and on the way to the next."""
     computing = [each.forward_s + each.backward_s + each.update_s for each in pipeline.stages]
-    ways = [each.activation_s + each.gradient_s + 2 * each.latency_s for each in pipeline.links]
+    ways = [each.both_ways_s for each in pipeline.links]
     return list(zip(computing, [*ways, 0.0], strict=True))
 
 

@@ -18,7 +18,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ravnest.planning.timing import PipelineTime, steady_state
+from ravnest.planning.timing.parts import PipelineTime
+from ravnest.planning.timing.steady import steady_state
 
 WORTH = 0.01  # of the step's time
 _COARSER = 1.03
@@ -39,7 +40,7 @@ def choose_slacks(pipeline: PipelineTime, fits: Callable[[int, int], bool]) -> t
     size = len(pipeline.stages)
     none = (0,) * size
     circles = _circles(pipeline)
-    paced_s = _slowest_part(pipeline)
+    paced_s = pipeline.slowest_part_s
     if paced_s <= 0.0 or not circles:
         return none
     limits = [_most_ahead(pipeline, stage) for stage in range(size)]
@@ -78,7 +79,7 @@ def _slacks(
 def _least_worth(pipeline: PipelineTime, choices: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The first whose step is within `WORTH` of the fastest, by the exact schedule.
 
-    What circles do not see is that a stage's messages both ways share its uplink: where that is
+    What circles do not see is that a stage's messages both ways share its link: where that is
     nearly full, a little more in flight than they ask for keeps it so.
     """
     steps = [steady_state(replace(pipeline, slacks=each)).step_time_s for each in choices]
@@ -103,19 +104,8 @@ def _circles(pipeline: PipelineTime) -> list[float]:
     """Seconds around each link and the passes of its two stages."""
     computing = [stage.forward_s + stage.backward_s for stage in pipeline.stages]
     return [
-        computing[k] + computing[k + 1] + link.activation_s + link.gradient_s + 2 * link.latency_s
-        for k, link in enumerate(pipeline.links)
+        computing[k] + computing[k + 1] + link.both_ways_s for k, link in enumerate(pipeline.links)
     ]
-
-
-def _slowest_part(pipeline: PipelineTime) -> float:
-    """Seconds per microbatch of the stage or uplink that takes longest."""
-    computing = [stage.forward_s + stage.backward_s for stage in pipeline.stages]
-    uplinks = [0.0] * len(computing)
-    for k, link in enumerate(pipeline.links):
-        uplinks[k] += link.activation_s
-        uplinks[k + 1] += link.gradient_s
-    return max(*computing, *uplinks)
 
 
 def _most_ahead(pipeline: PipelineTime, stage: int) -> int:

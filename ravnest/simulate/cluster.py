@@ -2,9 +2,10 @@
 
 A stage does the entries of its script one after the other. Each starts when the one before is done
 and the messages it awaits have arrived. A message occupies its sender's uplink after everything
-queued there before it, for its bytes at the rate of the slower end, and arrives one latency after
-its last byte left. An event is the end of an entry: what a waiting stage waits for is sent when
-some entry ends, so its own next event is then known, and a stage never has more than one.
+queued there before it, begins to come one latency later, and occupies its receiver's downlink after
+everything that began to come before it, each for its bytes at that end's own rate; it has arrived
+when the last byte has passed both. Events are the ends of entries, at most one of each stage, and
+messages that begin to come.
 
 Clusters meet in averaging rounds alone (`rounds.py`), so each has a queue of its own, ordered by
 time and stage. Knows nothing of plans.
@@ -55,7 +56,8 @@ class StageRun:
     __slots__ = (
         *("index", "node_id", "script", "seconds", "outages", "record", "marked_steps"),
         *("incoming", "outgoing", "variation", "random", "position", "is_blocked", "free_s"),
-        *("begin_s", "uplink_free_s", "busy_s", "averaging_s", "num_steps", "marks", "step_ends_s"),
+        *("begin_s", "uplink_free_s", "downlink_free_s", "busy_s", "averaging_s", "num_steps"),
+        *("marks", "step_ends_s"),
     )
 
     def __init__(
@@ -85,6 +87,7 @@ class StageRun:
         self.free_s = 0.0
         self.begin_s = 0.0
         self.uplink_free_s = 0.0
+        self.downlink_free_s = 0.0
         self.busy_s = 0.0
         self.averaging_s = 0.0
         self.num_steps = 0
@@ -123,7 +126,9 @@ class ClusterRun:
         self.stop_s = stop_s
         self.has_stopped = False
         self.waiting: list[StageRun] = []
-        self._queue: list[tuple[float, int]] = []
+        self._queue: list[tuple[float, int]] = []  # ends of entries, by stage
+        self._coming: list[tuple[float, int, int, float, OutgoingLane[StageRun]]] = []
+        self._num_sent = 0
         for stage in self.stages:
             self._begin_next(stage)
 
@@ -134,18 +139,24 @@ class ClusterRun:
 
     def advance(self) -> None:
         """Runs until no stage can go on by itself."""
-        queue, stages = self._queue, self.stages
-        while queue:
-            now, index = heapq.heappop(queue)
-            if now > self.stop_s:
+        queue, coming, stages = self._queue, self._coming, self.stages
+        while queue or coming:
+            is_message = bool(coming) and (not queue or coming[0][0] <= queue[0][0])
+            if (coming[0][0] if is_message else queue[0][0]) > self.stop_s:
                 self.stop()
                 return
-            self._finish(stages[index], now)
+            if is_message:
+                now, _, _, last_s, lane = heapq.heappop(coming)
+                self._receive(lane, now, last_s)
+            else:
+                now, index = heapq.heappop(queue)
+                self._finish(stages[index], now)
 
     def stop(self) -> None:
         """Ends it at `stop_s`."""
         self.has_stopped = True
         self._queue.clear()
+        self._coming.clear()
         self.waiting.clear()
 
     def resume(self, stage: StageRun, now: float) -> None:
@@ -180,22 +191,33 @@ class ClusterRun:
         lane = stage.outgoing[slot]
         assert lane is not None
         begin_s = stage.uplink_free_s if stage.uplink_free_s > now else now
-        end_s = begin_s + lane.seconds
+        end_s = begin_s + lane.sending_s
         if stage.outages:
-            end_s = end_of(begin_s, lane.seconds, stage.outages)
+            end_s = end_of(begin_s, lane.sending_s, stage.outages)
         stage.uplink_free_s = end_s
         if lane.record is not None:
             lane.record.append((0, lane.num_sent, begin_s, end_s))
         lane.num_sent += 1
-        if lane.random is None:
-            lane.arrivals.append(end_s + lane.latency_s)
-        else:
-            lane.arrivals.append(lane.arrival(end_s))
-        if lane.target.is_blocked:
-            self._begin_next(lane.target)
+        self._num_sent += 1
+        delay_s = lane.delay_s(begin_s)
+        # Of those that begin to come at once, that of the last stage is the first.
+        message = (begin_s + delay_s, -stage.index, self._num_sent, end_s + delay_s, lane)
+        heapq.heappush(self._coming, message)
+
+    def _receive(self, lane: OutgoingLane[StageRun], now: float, last_s: float) -> None:
+        """A message begins to come, whose last byte the sender's side lets come at `last_s`."""
+        stage = lane.target
+        begin_s = stage.downlink_free_s if stage.downlink_free_s > now else now
+        end_s = begin_s + lane.receiving_s
+        if stage.outages:
+            end_s = end_of(begin_s, lane.receiving_s, stage.outages)
+        stage.downlink_free_s = end_s
+        lane.arrivals.append(end_s if end_s > last_s else last_s)
+        if stage.is_blocked:
+            self._begin_next(stage)
 
     def _begin_next(self, stage: StageRun) -> None:
-        """Begins the next entry if all it awaits has been sent: its end becomes an event."""
+        """Begins the next entry if all it awaits comes: its end becomes an event."""
         entries = stage.script.entries
         if stage.position == len(entries):
             return

@@ -19,14 +19,15 @@ class OutgoingLane(Generic[Target]):
     Args:
         target: who receives; of no concern here.
         arrivals: the receiving end's list of arrival times, by position of the message.
-        seconds: that a message occupies the sender's uplink.
-        latency_s: from the last byte's leaving to its arrival.
+        sending_s: that a message occupies the sender's uplink.
+        receiving_s: that it occupies the receiver's downlink.
+        latency_s: from a byte's leaving to its arrival.
         record: gets every transmission, None to forget them.
     """
 
     __slots__ = (
-        *("target", "arrivals", "seconds", "latency_s", "traffic", "num_bytes"),
-        *("jitter_s", "random", "num_sent", "record"),
+        *("target", "arrivals", "sending_s", "receiving_s", "latency_s", "traffic", "num_bytes"),
+        *("jitter_s", "random", "num_sent", "record", "_came_s"),
     )
 
     def __init__(
@@ -35,7 +36,8 @@ class OutgoingLane(Generic[Target]):
         arrivals: list[float],
         traffic: Traffic,
         num_bytes: int,
-        seconds: float,
+        sending_s: float,
+        receiving_s: float,
         latency_s: float,
         record: Record | None,
     ) -> None:
@@ -43,18 +45,24 @@ class OutgoingLane(Generic[Target]):
         self.arrivals = arrivals
         self.traffic = traffic
         self.num_bytes = num_bytes
-        self.seconds = seconds
+        self.sending_s = sending_s
+        self.receiving_s = receiving_s
         self.latency_s = latency_s
         self.jitter_s = 0.0
         self.random: Random | None = None
         self.num_sent = 0
         self.record = record
+        self._came_s = 0.0
 
-    def arrival(self, sent_s: float) -> float:
-        """When a message arrives whose last byte has left; never before an earlier one."""
-        arrival_s = sent_s + self.latency_s
-        if self.random is not None:
-            arrival_s += self.random.expovariate(1.0 / self.jitter_s)
-            if self.arrivals and self.arrivals[-1] > arrival_s:
-                arrival_s = self.arrivals[-1]
-        return arrival_s
+    @property
+    def seconds(self) -> float:
+        """From a message's first byte to its last: as fast as the slower end."""
+        return max(self.sending_s, self.receiving_s)
+
+    def delay_s(self, begin_s: float) -> float:
+        """Of a message that begins to be sent then; it never overtakes an earlier one."""
+        if self.random is None:
+            return self.latency_s
+        came_s = begin_s + self.latency_s + self.random.expovariate(1.0 / self.jitter_s)
+        self._came_s = max(self._came_s, came_s)
+        return self._came_s - begin_s

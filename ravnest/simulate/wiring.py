@@ -107,10 +107,9 @@ class Wiring:
         first = min(ends, default=(math.inf, -1))
         return None if first[0] == math.inf else first[1]
 
-    def seconds(self, source: int, target: int, num_bytes: float) -> float:
-        """How long bytes take at the rate of the slower end."""
-        rate_bps = min(self._specs[source].bandwidth_bps, self._specs[target].bandwidth_bps)
-        return num_bytes * _BITS_PER_BYTE / rate_bps
+    def seconds(self, node_id: int, num_bytes: float) -> float:
+        """How long bytes occupy the link of a node."""
+        return num_bytes * _BITS_PER_BYTE / self._specs[node_id].bandwidth_bps
 
     def _cluster(self, cluster_id: int) -> ClusterRun:
         run = self.prediction.run
@@ -185,7 +184,8 @@ class Wiring:
             target.incoming[incoming],
             traffic,
             num_bytes,
-            self.seconds(source.node_id, target.node_id, num_bytes),
+            self.seconds(source.node_id, num_bytes),
+            self.seconds(target.node_id, num_bytes),
             self._latency(source.node_id, target.node_id, link),
             self._record((source.node_id, target.node_id, traffic)),
         )
@@ -203,7 +203,7 @@ class Wiring:
             source,
             target,
             num_bytes,
-            self.seconds(source, target, num_bytes),
+            max(self.seconds(node_id, num_bytes) for node_id in (source, target)),
             self._latency(source, target, link) + self._settings.jitter_s,
             self._record((source, target, Traffic.AVERAGING)),
         )

@@ -11,7 +11,8 @@ from ravnest.planning.compressing import (
     choose_compressions,
     ratios_of,
 )
-from ravnest.planning.timing import LinkTime, PipelineTime, StageTime, steady_state
+from ravnest.planning.timing.parts import LinkTime, PipelineTime, StageTime
+from ravnest.planning.timing.steady import steady_state
 from ravnest.stage.schedule import Schedule
 
 MILD_TO_STRONG = ("none", "fp16", "int8")
@@ -21,12 +22,15 @@ MB = 1e6
 
 def pipeline(num_stages: int, schedule: Schedule = Schedule.ASYNC) -> PipelineTime:
     return PipelineTime(
-        schedule, 8, (STAGE,) * num_stages, (LinkTime(0.0, 0.0, 0.0),) * (num_stages - 1)
+        schedule,
+        8,
+        (STAGE,) * num_stages,
+        (LinkTime.between_equals(0.0, 0.0, 0.0),) * (num_stages - 1),
     )
 
 
 def link(seconds_each_way: float) -> RawLink:
-    return RawLink(MB, MB, MB / seconds_each_way, 0.01)
+    return RawLink(MB, MB, (MB / seconds_each_way,) * 2, 0.01)
 
 
 def names(*links: RawLink, schedule: Schedule = Schedule.ASYNC) -> list[str]:
@@ -59,9 +63,9 @@ def test_only_the_slow_link_is_compressed() -> None:
 
 def test_a_codec_that_costs_more_than_it_saves_is_not_chosen() -> None:
     quick = PipelineTime(
-        Schedule.ASYNC, 8, (StageTime(1e-5, 2e-5),) * 2, (LinkTime(0.0, 0.0, 0.0),)
+        Schedule.ASYNC, 8, (StageTime(1e-5, 2e-5),) * 2, (LinkTime.between_equals(0.0, 0.0, 0.0),)
     )
-    ten_gbps = RawLink(MB, MB, 1.25e9, 0.0)
+    ten_gbps = RawLink(MB, MB, (1.25e9, 1.25e9), 0.0)
     assert [each.name for each in choose_compressions(quick, [ten_gbps])] == ["none"]
 
 
@@ -91,9 +95,7 @@ def test_no_link_is_compressed_for_nothing(seconds: list[float], schedule: Sched
     def step_s(levels: list[str]) -> float:
         times = []
         for raw, name in zip(links, levels, strict=True):
-            there, back = ratios_of(name)
-            byte_s = 1 / raw.bytes_per_s
-            times.append(LinkTime(MB * there * byte_s, MB * back * byte_s, raw.latency_s))
+            times.append(raw.timed(*ratios_of(name)))
         timed = PipelineTime(base.schedule, 8, base.stages, tuple(times))
         return steady_state(timed).step_time_s
 

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ravnest.planning.short_steps import choose_short_steps
-from ravnest.planning.timing import LinkTime, PipelineTime, StageTime, steady_state
+from ravnest.planning.timing.parts import LinkTime, PipelineTime, StageTime
+from ravnest.planning.timing.steady import steady_state
 from ravnest.stage.schedule import Schedule, StagePosition, list_actions
 
 seconds = st.sampled_from([0.0, 0.01, 0.1, 0.3, 1.0])
-links = st.builds(LinkTime, seconds, seconds, seconds)
+links = st.builds(LinkTime.between_equals, seconds, seconds, seconds)
 passes = st.sampled_from([0.05, 0.1, 0.4])
 stages = st.builds(StageTime, passes, passes, seconds)
 
@@ -33,7 +34,7 @@ def pipelines(draw: st.DrawFn) -> PipelineTime:
 def pipeline(*passes_s: float, way_s: float = 0.0) -> PipelineTime:
     """One microbatch a step."""
     same = tuple(StageTime(each / 3, 2 * each / 3) for each in passes_s)
-    ways = (LinkTime(way_s, way_s, 0.0),) * (len(passes_s) - 1)
+    ways = (LinkTime.between_equals(way_s, way_s, 0.0),) * (len(passes_s) - 1)
     return PipelineTime(Schedule.TWO_BW, 1, same, ways)
 
 
@@ -70,7 +71,8 @@ def test_stages_share_as_evenly_as_can_be(
 
 def test_a_slow_link_within_a_group_counts() -> None:
     slow = replace(
-        pipeline(1.0, 1.0, 1.0), links=(LinkTime(0.0, 0.0, 0.0), LinkTime(0.5, 0.5, 0.5))
+        pipeline(1.0, 1.0, 1.0),
+        links=(LinkTime.between_equals(0.0, 0.0, 0.0), LinkTime.between_equals(0.5, 0.5, 0.5)),
     )
     assert starting(slow, 1) == [2, 2, 1]
 

@@ -9,7 +9,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from simulated_plans import Pipeline, pipelines, weight_seconds
 
-from ravnest.planning.timing import ExchangeTime, LinkTime, PipelineTime, StageTime, steady_state
+from ravnest.planning.timing.parts import (
+    ExchangeTime,
+    LinkTime,
+    MessageTime,
+    PipelineTime,
+    StageTime,
+)
+from ravnest.planning.timing.steady import steady_state
 from ravnest.simulate.settings import SimulationSettings
 from ravnest.simulate.simulator import simulate
 from ravnest.stage.schedule import Schedule
@@ -19,7 +26,7 @@ SECONDS_PER_BYTE = 1e-6
 
 def timed(pipeline: Pipeline, exchanges: tuple[ExchangeTime, ...] = ()) -> PipelineTime:
     """The same pipeline as the planner sees it."""
-    link = LinkTime(
+    link = LinkTime.between_equals(
         pipeline.activation_bytes * SECONDS_PER_BYTE,
         pipeline.gradient_bytes * SECONDS_PER_BYTE,
         2 * pipeline.latency_s,
@@ -63,7 +70,7 @@ def test_zero_bubble_pauses_a_third_as_long_as_1f1b() -> None:
         for schedule in (Schedule.ZB_H1, Schedule.ONE_F_ONE_B):
             splits = map(schedule.splits_backward, range(num_stages))
             stages = tuple(StageTime(1.0, 2.0, 0.0, 1.0 * split) for split in splits)
-            links = (LinkTime(0.0, 0.0, 0.0),) * (num_stages - 1)
+            links = (LinkTime.between_equals(0.0, 0.0, 0.0),) * (num_stages - 1)
             found = steady_state(PipelineTime(schedule, frequency, stages, links))
             pauses.append(found.step_time_s - 3.0 * frequency)
         assert pauses == pytest.approx([num_stages - 1, 3 * (num_stages - 1)])
@@ -75,8 +82,9 @@ def test_they_agree_on_parameters_of_several_stages(
 ) -> None:
     pairs = list(itertools.combinations(range(len(pipeline.cluster)), 2))
     chosen = data.draw(st.lists(st.sampled_from(pairs), max_size=2, unique=True)) if pairs else []
-    seconds, latency_s = tied_bytes * SECONDS_PER_BYTE, 2 * pipeline.latency_s
-    exchanges = tuple(ExchangeTime(*pair, seconds, latency_s) for pair in chosen)
+    message = MessageTime(*(tied_bytes * SECONDS_PER_BYTE,) * 2)
+    latency_s = 2 * pipeline.latency_s
+    exchanges = tuple(ExchangeTime(*pair, message, message, latency_s) for pair in chosen)
     predicted = steady_state(timed(pipeline, exchanges))
     plan = pipeline.plan(ties=[(0, *pair) for pair in chosen], tied_bytes=tied_bytes)
     result = simulate(plan, SimulationSettings(num_steps=150))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -97,19 +98,41 @@ def test_the_slower_end_sets_the_rate() -> None:
     assert simulate(plan).clusters[0].step_time_s == pytest.approx(4 * 4)
 
 
-@given(pipelines(5))
-def test_every_interval_is_where_a_plain_recursion_puts_it(pipeline: Pipeline) -> None:
-    cluster = pipeline.cluster
-    result = simulate(pipeline.plan(), SimulationSettings(num_steps=4, timeline=True))
-    sizes = pipeline.activation_bytes, pipeline.gradient_bytes
-    expected = by_recursion(
-        cluster,
-        pipeline.schedule,
-        pipeline.update_frequency,
-        4,
-        sizes,
-        2 * pipeline.latency_s,
+def test_the_downlink_of_a_stem_carries_both_ways() -> None:
+    """Its neighbours send at once, each at a rate that alone it could receive at."""
+    plan = make_plan(
+        [[(0, 0, 0)] * 3],
+        activation_bytes=10**6,
+        gradient_bytes=10**6,
+        schedule="async",
+        bandwidth_bps=[80e6, 8e6, 80e6],
     )
+    assert simulate(plan).clusters[0].step_time_s == pytest.approx(4 * 2)
+
+
+def test_a_slow_receiver_holds_up_no_one_else() -> None:
+    """A stem sends 0.1 s of activations to the leaf and of gradients to a root that takes 1 s."""
+    plan = make_plan(
+        [[(0, 0, 0)] * 3],
+        activation_bytes=10**5,
+        gradient_bytes=10**6,
+        schedule="async",
+        bandwidth_bps=[8e6, 80e6, 80e6],
+    )
+    result = simulate(plan)
+    assert result.clusters[0].step_time_s == pytest.approx(4 * 1.0, rel=0.1)
+
+
+@given(pipelines(5), st.data())
+def test_every_interval_is_where_plain_rules_put_it(
+    pipeline: Pipeline, data: st.DataObject
+) -> None:
+    cluster = pipeline.cluster
+    rates = [data.draw(st.sampled_from([2e6, 8e6, 30e6])) for _ in cluster]
+    result = simulate(
+        pipeline.plan(bandwidth_bps=rates), SimulationSettings(num_steps=4, timeline=True)
+    )
+    expected = by_plain_rules(pipeline, 4, rates)
     assert result.timeline is not None
     for node, intervals in result.timeline.nodes.items():
         assert [(i.work, i.number) for i in intervals] == [(w, n) for w, n, _ in expected[node]]
@@ -124,52 +147,88 @@ def seconds_of(stage: tuple[float, float, float]) -> tuple[float, ...]:
     return (*stage, 0.6 * stage[1], 0.4 * stage[1])
 
 
-def by_recursion(
-    cluster: list[tuple[float, float, float]],
-    schedule: Schedule,
-    frequency: int,
-    num_steps: int,
-    sizes: tuple[int, int],
-    latency_s: float,
+class Sent(NamedTuple):
+    """A message by the index of its action at the sender, and when its bytes come."""
+
+    first_s: float
+    sender: int
+    position: int
+    last_s: float
+
+
+def by_plain_rules(
+    pipeline: Pipeline, num_steps: int, rates: Sequence[float]
 ) -> list[list[tuple[Work, int, float]]]:
-    """When each action ends: after the one before it and the arrival of its input."""
-    size = len(cluster)
+    """When each action ends: after the one before it and the arrival of its input.
+
+    Arrivals depend on the order in which messages begin to come, and that on arrivals: both are
+    found from each other until nothing changes. Each time at least one arrival more is final.
+    """
+    size, latency_s = len(pipeline.cluster), 2 * pipeline.latency_s
+    count = pipeline.update_frequency * num_steps
     orders = [
-        list(list_actions(StagePosition(schedule, k, size, frequency), frequency * num_steps))
+        list(
+            list_actions(
+                StagePosition(pipeline.schedule, k, size, pipeline.update_frequency), count
+            )
+        )
         for k in range(size)
     ]
 
-    @cache
-    def end(k: int, position: int) -> float:
-        if position < 0:
-            return 0.0
-        action = orders[k][position]
-        start = end(k, position - 1)
-        if action.kind is ActionKind.FORWARD and k > 0:
-            start = max(start, sent(k - 1, orders[k - 1].index(action)) + latency_s)
-        if action.kind in RETURNS and k < size - 1:
-            sender = next(
-                i
-                for i, other in enumerate(orders[k + 1])
-                if other.kind in RETURNS and other.number == action.number
-            )
-            start = max(start, sent(k + 1, sender) + latency_s)
-        return start + seconds_of(cluster[k])[list(KINDS).index(action.kind)]
-
-    @cache
-    def sent(k: int, position: int) -> float:
-        """When the last byte of what an action and those before it send has left."""
-        if position < 0:
-            return 0.0
-        return max(sent(k, position - 1), end(k, position)) + seconds(k, orders[k][position])
-
-    def seconds(k: int, action: Action) -> float:
+    def target(k: int, action: Action) -> int | None:
         if action.kind is ActionKind.FORWARD and k < size - 1:
-            return sizes[0] * 1e-6
-        return sizes[1] * 1e-6 if action.kind in RETURNS and k > 0 else 0.0
+            return k + 1
+        return k - 1 if action.kind in RETURNS and k > 0 else None
 
+    def num_bits(action: Action) -> int:
+        is_forward = action.kind is ActionKind.FORWARD
+        return 8 * (pipeline.activation_bytes if is_forward else pipeline.gradient_bytes)
+
+    def ends_of(arrived: dict[tuple[int, int], float]) -> list[list[float]]:
+        """By stage and position; what nothing is known of has arrived at once."""
+        ends: list[list[float]] = []
+        for k, order in enumerate(orders):
+            at, own = 0.0, []
+            for action in order:
+                sender, kinds = k - 1, (ActionKind.FORWARD,)
+                if action.kind in RETURNS:
+                    sender, kinds = k + 1, RETURNS
+                if 0 <= sender < size and action.kind in (ActionKind.FORWARD, *RETURNS):
+                    position = next(
+                        i
+                        for i, other in enumerate(orders[sender])
+                        if other.kind in kinds and other.number == action.number
+                    )
+                    at = max(at, arrived.get((sender, position), 0.0))
+                at += seconds_of(pipeline.cluster[k])[list(KINDS).index(action.kind)]
+                own.append(at)
+            ends.append(own)
+        return ends
+
+    def arrivals_of(ends: list[list[float]]) -> dict[tuple[int, int], float]:
+        coming: list[list[Sent]] = [[] for _ in range(size)]
+        for k, order in enumerate(orders):
+            free = 0.0
+            for position, action in enumerate(order):
+                if (receiver := target(k, action)) is not None:
+                    begin = max(free, ends[k][position])
+                    free = begin + num_bits(action) / rates[k]
+                    coming[receiver].append(Sent(begin + latency_s, -k, position, free + latency_s))
+        arrived = {}
+        for receiver, messages in enumerate(coming):
+            free = 0.0
+            for each in sorted(messages):
+                action = orders[-each.sender][each.position]
+                free = max(free, each.first_s) + num_bits(action) / rates[receiver]
+                arrived[-each.sender, each.position] = max(free, each.last_s)
+        return arrived
+
+    arrived: dict[tuple[int, int], float] = {}
+    while (found := arrivals_of(ends_of(arrived))) != arrived:
+        arrived = found
+    ends = ends_of(arrived)
     return [
-        [(KINDS[a.kind], a.number, end(k, position)) for position, a in enumerate(order)]
+        [(KINDS[a.kind], a.number, ends[k][position]) for position, a in enumerate(order)]
         for k, order in enumerate(orders)
     ]
 

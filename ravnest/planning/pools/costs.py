@@ -24,6 +24,7 @@ class StageCosts:
         start, end: boundaries of each pair.
         index_of: pair of two boundaries, -1 where they are no stage: [start, end].
         leaf, computing: C_k of a leaf and of other stages.
+        leaf_busy, busy: B_k of them.
         update: U_k.
         num_bytes: over a link at each boundary, both ways.
         num_kinds: positions from the leaf that are told apart.
@@ -39,6 +40,8 @@ class StageCosts:
         work = pace.work[self.start, self.end][:, None] / traits.flops
         self.leaf: Floats = pace.factor(1) * work
         self.computing: Floats = pace.factor(2) * work
+        self.leaf_busy: Floats = pace.busy(self.leaf, traits, self.start, self.end)
+        self.busy: Floats = pace.busy(self.computing, traits, self.start, self.end)
         update = pace.update_flops[self.start, self.end][:, None] / traits.flops
         sent = pace.sent_per_step[self.start, self.end][:, None] / traits.rate
         self.update: Floats = update + sent

@@ -84,7 +84,9 @@ class Pricing:
         factors = sorted({pace.factor(1), pace.factor(2)})
         self.computing = [factor * work for factor in factors]  # C_k: [pair, node]
         self.seconds = [each + delays for each in self.computing]  # a_k without bytes on links
-        self.excess = [pace.periods * each + others for each in self.computing]  # E_k of those
+        busy = [pace.busy(each, traits, self.start, self.end) for each in self.computing]
+        self.excess = [pace.periods * each + others for each in busy]  # E_k of those
+        self._others: Floats = others
         self.num_kinds = min(self.most_stages, max(_KINDS, kinds))
         places = range(1, self.num_kinds + 1)
         self.fits = [pace.fits(traits, place)[:, self.start, self.end].T for place in places]
@@ -124,8 +126,9 @@ class Pricing:
             root = self.variant(1)
             root_s, leaf_s = self.computing[root][first][:, None], self.computing[0][last]
             loop = root_s + leaf_s + num_bytes[cut] / slower + delay
-            longer = pace.periods * np.maximum(0.0, loop / 2 - root_s)
-            excess = np.maximum(self.excess[root][first][:, None] + longer, self.excess[0][last])
+            waiting = pace.periods * loop / 2 + self._others[first][:, None]
+            own = np.maximum(self.excess[root][first][:, None], self.excess[0][last])
+            excess = np.maximum(waiting, own)
             np.minimum(best, np.where(fits, pace.is_flushed * loop + excess, np.inf), out=best)
         np.fill_diagonal(best, np.inf)
         return np.where(np.isfinite(best), pace.microbatch_rate(best), 0.0)

@@ -157,7 +157,7 @@ class _WindowSearch:
         costs, pace = self._costs, self._pace
         pair, node = np.nonzero(costs.fits(1))
         loop = costs.leaf[pair, node]
-        excess = pace.periods * loop + costs.update[pair, node]
+        excess = pace.periods * costs.leaf_busy[pair, node] + costs.update[pair, node]
         found = (costs.start[pair], self._prices[node], loop, excess)
         return self._seen(*found, node[:, None], self._own[node])
 
@@ -241,7 +241,8 @@ class _WindowSearch:
         link = link[kept]
         computing = costs.computing[pair, node]
         loop = suffixes.loop[row] + link + computing
-        own = pace.periods * np.maximum(computing, loop / stages) + costs.update[pair, node]
+        period = np.maximum(costs.busy[pair, node], loop / stages)
+        own = pace.periods * period + costs.update[pair, node]
         return self._seen(
             start,
             suffixes.price[row] + self._prices[node],

@@ -49,7 +49,7 @@ class Terrain:
         at = costs.start, costs.end
         sides = (costs.start > 0).astype(np.float64) + (costs.end < pace.size - 1)
         told = [sides, *(self._near(each[at]) for each in (pace.work, pace.update_flops))]
-        told.append(self._near(pace.sent_per_step[at]))
+        told += [self._near(each[at]) for each in (pace.sent_per_step, pace.passing_bytes)]
         for place in range(1, self.num_kinds + 1):
             for accelerated in np.unique(costs.traits.accelerated).tolist():
                 told.append(pace.needed(place, accelerated=accelerated)[at])
@@ -70,9 +70,9 @@ class Terrain:
         delay = 2.0 * traits.latency_s
         update = costs.update[self._pair]
         seconds, excess = [], []
-        for computing in (costs.leaf[self._pair], costs.computing[self._pair]):
-            seconds.append(self._ordered(computing + ~self._is_leaf[:, None] * delay))
-            excess.append(self._ordered(periods * computing + update))
+        for computing, busy in ((costs.leaf, costs.leaf_busy), (costs.computing, costs.busy)):
+            seconds.append(self._ordered(computing[self._pair] + ~self._is_leaf[:, None] * delay))
+            excess.append(self._ordered(periods * busy[self._pair] + update))
         self._seconds, self._excess = seconds, excess
         self._ahead = self._ordered(~self._is_root[:, None] * delay)
         self._update = self._ordered(update / max(periods, 1))

@@ -51,7 +51,7 @@ class Ground:
         sides = (costs.start > 0).astype(np.float64) + (costs.end < size - 1)
         seconds = costs.computing + 2.0 * sides[:, None] * traits.latency_s
         self.seconds: Floats = seconds.T[self.order]
-        excess = costs.pace.periods * costs.computing + costs.update
+        excess = costs.pace.periods * costs.busy + costs.update
         self.excess: Floats = excess.T[self.order]
         self.by_end: Ints = np.lexsort((costs.start, costs.end))
         sorted_ends = costs.end[self.by_end]

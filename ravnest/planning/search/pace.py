@@ -1,14 +1,16 @@
 """The closed form that plans are searched with: step time = fill + period, stage by stage.
 
-With C_k the seconds that stage k of S computes per microbatch, L_k the time that a microbatch takes
-from its arrival at stage k to the leaf and back, links included, and m microbatches per step:
+With C_k the seconds that stage k of S computes per microbatch, N_k those that its node's link is
+busy, sending or receiving, whichever is more, L_k the time that a microbatch takes from its arrival
+at stage k to the leaf and back, links included, and m microbatches per step:
 
-    period = max over k of max(C_k, L_k / (S - k))    stage k has S - k microbatches in flight
+    B_k = max(C_k, N_k)                               nothing of a stage is faster
+    period = max over k of max(B_k, L_k / (S - k))    stage k has S - k microbatches in flight
     with a flush:    step = L_0 + (m - 1) period + update    the first one fills, others follow
     async and 2bw:   step = m period + update
 
 Update, and averaging spread over the steps between two rounds, are charged to the stage whose
-period they lengthen: step = L_0 + max over k of E_k, E_k = (m - 1) max(C_k, L_k / (S - k)) + U_k.
+period they lengthen: step = L_0 + max over k of E_k, E_k = (m - 1) max(B_k, L_k / (S - k)) + U_k.
 Against the exact schedule (`timing.steady_state`) this is within a few percent, but for `zb-h1`,
 which is taken for `1f1b` here and is faster. What makes it worth
 having: it is built up from the leaf by two numbers per suffix, L and the largest E so far, and less
@@ -102,6 +104,9 @@ class Pace:
         self.activation_bytes: Floats = activations * settings.activation_ratio
         self.gradient_bytes: Floats = gradients * settings.gradient_ratio
         start, end = np.arange(self.size)[:, None], np.arange(self.size)[None, :]
+        sent = self.activation_bytes[end] + self.gradient_bytes[start]
+        received = self.activation_bytes[start] + self.gradient_bytes[end]
+        self.passing_bytes: Floats = np.maximum(sent, received)
         self.work: Floats = table.work[end] - table.work[start]
         self.update_flops: Floats
         self.sent_per_step: Floats
@@ -190,19 +195,32 @@ class Pace:
             found = np.where(is_other, other <= limit, found)
         return found
 
-    def stage(self, traits: Traits, in_flight: int, start: int) -> tuple[Floats, Floats, Bools]:
+    def busy(self, computing: Floats, traits: Traits, start: Ints | int, end: Ints) -> Floats:
+        """B_k of stages: the more of computing and of what passes the node's link.
+
+        Args:
+            computing: C_k of stages in the first axis on nodes in the second.
+            traits: of the nodes.
+            start, end: boundaries of the stages.
+        """
+        passing = self.passing_bytes[start, end][:, None] / traits.rate
+        longer: Floats = np.maximum(computing, passing)
+        return longer
+
+    def stage(self, traits: Traits, in_flight: int, start: int) -> tuple[Floats, Floats, Floats]:
         """Stages from one boundary to every later one, by node in the first axis.
 
         Returns:
-            Seconds of computing per microbatch; seconds per step that an optimizer step, averaging
-            and parameters shared between stages take; whether it fits.
+            C_k and B_k; seconds per step that an optimizer step, averaging and parameters shared
+            between stages take, infinite where the stage does not fit.
         """
         after = slice(start + 1, self.size)
         computing = self.factor(in_flight) * self.work[start, after] / traits.flops[:, None]
         others = self.update_flops[start, after] / traits.flops[:, None]
         others = others + self.sent_per_step[start, after] / traits.rate[:, None]
         fits = self._fitting(traits, in_flight, (start, after))
-        return computing, others, fits
+        busy = np.maximum(computing, self.passing_bytes[start, after] / traits.rate[:, None])
+        return computing, busy, np.where(fits, others, np.inf)
 
     def prepend(
         self, loop: Floats, excess: Floats, traits: Traits, in_flight: int, start: int
@@ -218,11 +236,11 @@ class Pace:
             Both for the longer suffixes [row, label, boundary the suffix started at, from
             start + 1].
         """
-        computing, others, fits = self.stage(traits, in_flight, start)
+        computing, busy, others = self.stage(traits, in_flight, start)
         longer = loop[:, :, start + 1 :] + computing[:, None]
-        own = np.where(fits, others, np.inf)[:, None]
+        own = others[:, None]
         if self.periods:  # for none of them an infinite loop would be no number
-            own = own + self.periods * np.maximum(computing[:, None], longer / in_flight)
+            own = own + self.periods * np.maximum(busy[:, None], longer / in_flight)
         return longer, np.maximum(excess[:, :, start + 1 :], own)
 
     def step_time(self, loop: Floats, excess: Floats) -> Floats:
@@ -250,6 +268,11 @@ def latency_of(node: NodeSpec) -> float:
     return DEFAULT_LATENCY_S if node.latency_s is None else node.latency_s
 
 
+def rate_of(node: NodeSpec) -> float:
+    """Bytes per second of a node's link, each way."""
+    return node.bandwidth_bps / _BITS_PER_BYTE
+
+
 def rate_between(one: NodeSpec, other: NodeSpec) -> float:
     """Bytes per second between two nodes: as fast as the slower one."""
-    return min(one.bandwidth_bps, other.bandwidth_bps) / _BITS_PER_BYTE
+    return min(rate_of(one), rate_of(other))

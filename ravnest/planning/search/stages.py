@@ -9,7 +9,6 @@ is by total alone once stages slower than the optimum are forbidden.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,8 +18,8 @@ from ravnest.plan.model import NodeSpec
 from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.inputs.settings import DEFAULT_FLOPS
 from ravnest.planning.inputs.table import Floats, Ints
+from ravnest.planning.search.pace import rate_of
 
-_BITS_PER_BYTE = 8
 _BLOCK = 128  # boundaries per block: a few arrays of this by 2,500 stay in the processor's cache
 _COARSE = 128  # boundaries of the table that gives a first bound
 _NO_LIMIT = np.iinfo(np.int64).max
@@ -56,10 +55,10 @@ class Cutting:
 class StageTimes:
     """Seconds per microbatch of every possible stage of some nodes in order.
 
-    A stage computes while it sends, so its time is the larger of both. It sends its activations to
-    the next node and its gradients to the one before, each as fast as the slower end of the link;
-    what keeps parameters equal that several stages use, at its own rate and after every microbatch,
-    as with an `update_frequency` of 1.
+    A stage computes while it sends and receives, so its time is the largest of the three. It sends
+    its activations to the next node and its gradients to the one before and receives likewise, each
+    at the rate of its own link; what keeps parameters equal that several stages use, after every
+    microbatch, as with an `update_frequency` of 1.
     """
 
     def __init__(self, memory: MemoryModel, nodes: Sequence[NodeSpec]) -> None:
@@ -68,23 +67,22 @@ class StageTimes:
         self.nodes = nodes
         self.num_stages = len(nodes)
         self._flops = [node.flops or DEFAULT_FLOPS for node in nodes]
-        rates = [node.bandwidth_bps / _BITS_PER_BYTE for node in nodes]
-        links = [min(pair) for pair in itertools.pairwise(rates)]
-        self._rates = rates
-        self._to_next = [*links, np.inf]
-        self._to_previous = [np.inf, *links]
+        self._rates = [rate_of(node) for node in nodes]
         self._limits = [min(node.memory_bytes, _NO_LIMIT) for node in nodes]
 
     def seconds(self, index: int, start: Ints, end: Ints) -> Floats:
         """Time of stage `index` between boundaries, indices that broadcast; fits or not."""
         table = self.memory.table
         computing = (table.work[end] - table.work[start]) / self._flops[index]
-        activations = table.forward_bytes[end] / self._to_next[index]
-        gradients = table.backward_bytes[start] / self._to_previous[index]
-        sending = activations + gradients
+        is_root, is_leaf = index == 0, index == self.num_stages - 1
+        there, back = (not is_leaf) * table.forward_bytes, (not is_root) * table.backward_bytes
+        sent = there[end] + back[start]
+        received = (not is_root) * table.forward_bytes[start]
+        received = received + (not is_leaf) * table.backward_bytes[end]
+        passing = np.maximum(sent, received)
         if table.shared:
-            sending = sending + self.memory.exchanged_bytes(start, end) / self._rates[index]
-        slower: Floats = np.maximum(computing, sending)
+            passing = passing + self.memory.exchanged_bytes(start, end)
+        slower: Floats = np.maximum(computing, passing / self._rates[index])
         return slower
 
     def costs(self, index: int, start: Ints, end: Ints) -> Floats:
