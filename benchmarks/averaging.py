@@ -117,6 +117,7 @@ def over_links(figures: dict[str, Any], members: int, *, quick: bool) -> list[Cl
             raw=[f"{network.address(i)}:9002" for i in range(members)],
             store=f"{network.address(0)}:9001",
             devices=[network.device(i) for i in range(members)],
+            rate_bps=LINK.rate_bps * network.payload_share,
         )
         rows = {
             codec: compare(replace(case, codec=codec.name), network)

@@ -47,6 +47,7 @@ class Case:
         codec: how fp32 values travel in Ravnest's rounds.
         num_failing: rounds that are refused after all bytes have moved, each followed by one
             that is applied; instead of the timed rounds.
+        rate_bps: bits per second that links can do, as plans say it; None on loopback.
     """
 
     addresses: list[str]
@@ -57,6 +58,7 @@ class Case:
     repeats: int
     codec: str = Codec.RAW.name
     num_failing: int = 0
+    rate_bps: float | None = None
 
 
 class RawPipe:
@@ -155,7 +157,7 @@ def join(case: Case, rank: int) -> Member:
         RingMembership(0, rank, size, members, names, ()),
         RingMembership(1, rank, size, members, (OTHER,), ()),
     ]
-    peers = [PeerAddress(i, address) for i, address in enumerate(case.addresses)]
+    peers = [PeerAddress(i, address, case.rate_bps) for i, address in enumerate(case.addresses)]
     transport = GrpcTransport(rank, case.addresses[rank], peers, PLAN, insecure=True)
     transport.start()
     averager = Averager(

@@ -13,7 +13,7 @@ def grpc_transport(plan: NodePlan, options: NodeOptions, formats: Formats) -> Gr
     return GrpcTransport(
         plan.node_id,
         plan.bind,
-        [PeerAddress(peer.node_id, peer.address) for peer in plan.peers],
+        [PeerAddress(peer.node_id, peer.address, peer.rate_bps) for peer in plan.peers],
         plan.plan_sha256,
         TransportSettings(
             timeout_s=options.timeout_s,

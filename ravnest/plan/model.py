@@ -12,7 +12,7 @@ from ravnest.plan.identity import Role
 from ravnest.plan.prediction import LinkCompression, Prediction
 from ravnest.plan.text import describe
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +202,15 @@ class RingMembership:
 
 @dataclass(frozen=True, slots=True)
 class PeerSpec:
-    """A node this node talks to, and where."""
+    """A node this node talks to, and where.
+
+    Attributes:
+        rate_bps: bits per second that the link between them can do: the slower end's.
+    """
 
     node_id: int
     address: str
+    rate_bps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

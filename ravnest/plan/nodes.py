@@ -6,6 +6,7 @@ from ravnest.config.addresses import dialable
 from ravnest.plan.dealing import deal
 from ravnest.plan.model import (
     NodePlan,
+    NodeSpec,
     PeerSpec,
     Plan,
     RingMembership,
@@ -56,7 +57,7 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         forward_target=after,
         backward_target=before,
         rings=rings,
-        peers=tuple(PeerSpec(peer, dialable(plan.node(peer).address)) for peer in peer_ids),
+        peers=tuple(_peer(node, plan.node(peer)) for peer in peer_ids),
         files=stage.files,
         plan_sha256=plan.sha256,
         device=node.device,
@@ -70,6 +71,11 @@ def _node_plan(plan: Plan, stage: StagePlan) -> NodePlan:
         schedule="1f1b" if plan.prediction is None else plan.prediction.run.schedule,
         compressions=_compressions(plan, stage.node_id),
     )
+
+
+def _peer(node: NodeSpec, peer: NodeSpec) -> PeerSpec:
+    rate_bps = min(node.bandwidth_bps, peer.bandwidth_bps)
+    return PeerSpec(peer.node_id, dialable(peer.address), rate_bps)
 
 
 def _positions(plan: Plan, stage: StagePlan) -> tuple[int, ...]:

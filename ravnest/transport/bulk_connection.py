@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ravnest.transport.interface import Message
+from ravnest.transport.pacing import Pacing
 from ravnest.transport.payload import flat_views
 from ravnest.transport.read_ahead import ReadAhead
 
@@ -73,9 +74,12 @@ class BulkConnection:
 
     gRPC makes two copies and a handful of thread switches on either side of each chunk. Here the
     kernel reads from the sender's tensor and writes into the receiver's.
+
+    Args:
+        rate_bps: bits per second that the link can do, where this is who sends and it is known.
     """
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, rate_bps: float | None = None) -> None:
         connected.settimeout(None)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -84,6 +88,7 @@ class BulkConnection:
                 connected.setsockopt(socket.IPPROTO_TCP, option, value)
         self._socket = connected
         self._incoming = ReadAhead(connected)
+        self._pacing = Pacing(connected, None if rate_bps is None else rate_bps / 8)
         self._head = memoryview(bytearray(_HEAD.size))
         self._is_writable = _poll_of(connected)
         self._is_tls = isinstance(connected, ssl.SSLSocket)
@@ -125,6 +130,7 @@ class BulkConnection:
         if message.num_bytes <= _MAX_JOINED_BYTES:  # one packet, or few
             self._socket.sendall(b"".join(pieces))
             return
+        self._pacing.look()
         for piece in pieces[:-1]:
             self._socket.sendall(piece, self._more)
         self._socket.sendall(pieces[-1])

@@ -45,7 +45,7 @@ class BulkDialer:
             if self._is_hopeless:
                 return None
             try:
-                connection = BulkConnection(self._admitted(offer))
+                connection = BulkConnection(self._admitted(offer), self._door.rate_bps)
             except OSError as error:
                 self._is_hopeless = True
                 _log.info(

@@ -74,6 +74,7 @@ class GrpcTransport(Transport):
         self.node_id = node_id
         self._bind = bind
         self._addresses = {peer.node_id: peer.address for peer in peers if peer.node_id != node_id}
+        self._rates = {peer.node_id: peer.rate_bps for peer in peers}
         self._check_addresses(insecure or credentials is not None)
         self._identity = None if credentials is None else load_identity(credentials, node_id)
         self._settings = settings or TransportSettings()
@@ -175,7 +176,7 @@ class GrpcTransport(Transport):
                 self._release()
 
     def _outbound_to(self, peer: int) -> Outbound:
-        door = Door(self._addresses[peer], name_of(peer), self._identity)
+        door = Door(self._addresses[peer], name_of(peer), self._identity, self._rates[peer])
         standing = partial(self._intakes.standing, peer)
         return Outbound(self._sender, peer, door, self._peers, self._settings, standing)
 

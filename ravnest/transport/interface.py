@@ -43,10 +43,12 @@ class PeerAddress:
     Attributes:
         node_id: the peer.
         address: `host:port`; a bracketed IPv6 host, a DNS name or an IPv4 address.
+        rate_bps: bits per second that the link to it can do, None where that is not known.
     """
 
     node_id: int
     address: str
+    rate_bps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

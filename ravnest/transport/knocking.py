@@ -37,11 +37,13 @@ class Door:
         address: `host:port`.
         name: what its certificate has to be for.
         identity: of this node; None: without TLS.
+        rate_bps: bits per second that the link to it can do, None where that is not known.
     """
 
     address: str
     name: str
     identity: Identity | None = None
+    rate_bps: float | None = None
 
     def knock(self) -> Answer:
         """Tries to connect.

@@ -1,0 +1,114 @@
+"""Keeps a connection over a long link from sending faster than the link, where Linux lets it.
+
+TCP doubles what is on its way until something is lost. Over a long link that is late: by then a
+queue's length too much is under way, all of which has to be sent again. Where the rate of a link is
+known, a sender that never goes much faster loses nothing, and needs no second connection to be as
+fast as the link (Cardwell et al., "BBR: Congestion-Based Congestion Control", 2016, paces by what
+it measures). The rate that a plan has may be too low. So it is raised as long as no queue builds
+up, and taken back to what the plan says when one does.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+import time
+from typing import NamedTuple
+
+LONG_S = 0.005
+"""Round trips from which a link is long; on shorter ones TCP finds the rate soon enough."""
+
+ABOVE = 1.05
+"""Of the planned rate: what is measured is a little less than a link can do."""
+
+_RAISED = 1.25
+_USED = 0.8  # of the pace
+_PATIENCE_S, _PATIENCE_ROUND_TRIPS = 0.25, 8  # that a queue gets to build up
+_QUEUE_S, _QUEUE_SHARE = 0.01, 0.5  # of a round trip; more waiting than both is a queue
+
+_IS_LINUX = sys.platform.startswith("linux")
+_MAX_PACING_RATE: int = getattr(socket, "SO_MAX_PACING_RATE", 47)
+# struct tcp_info of Linux: smoothed and least round trip in microseconds, bytes per second of what
+# was delivered last.
+_INFO = struct.Struct("@68xI76xI8xQ")
+
+
+class Reading(NamedTuple):
+    """What the kernel says of a connection.
+
+    Attributes:
+        round_trip_s, least_round_trip_s: of late, and ever.
+        delivered: bytes per second that were acknowledged of late.
+    """
+
+    round_trip_s: float
+    least_round_trip_s: float
+    delivered: float
+
+
+class Pace:
+    """The rate that a connection may send at.
+
+    Args:
+        planned: bytes per second of the link.
+        now_s: a clock's time.
+
+    Attributes:
+        rate: bytes per second.
+    """
+
+    def __init__(self, planned: float, now_s: float) -> None:
+        self.rate = self._least = ABOVE * planned
+        self._since_s = now_s
+
+    def look(self, reading: Reading, now_s: float) -> bool:
+        """Follows what the link does; whether the rate has changed."""
+        least_s, before = reading.least_round_trip_s, self.rate
+        queue_s = reading.round_trip_s - least_s
+        if queue_s > max(_QUEUE_S, _QUEUE_SHARE * least_s):
+            self.rate = self._least
+            self._since_s = now_s
+        elif now_s - self._since_s >= max(_PATIENCE_S, _PATIENCE_ROUND_TRIPS * least_s):
+            if reading.delivered >= _USED * self.rate:
+                self.rate *= _RAISED
+            self._since_s = now_s
+        return self.rate != before
+
+
+class Pacing:
+    """Paces one connected socket, if its link is long.
+
+    Args:
+        planned: bytes per second of the link; None: nobody knows, and it is not paced.
+    """
+
+    def __init__(self, connected: socket.socket, planned: float | None) -> None:
+        self._socket = connected
+        self._pace: Pace | None = None
+        if planned is None or not _IS_LINUX:
+            return
+        reading = self._reading()
+        if reading is not None and reading.least_round_trip_s >= LONG_S:
+            self._pace = Pace(planned, time.monotonic())
+            self._set(self._pace.rate)
+
+    def look(self) -> None:
+        """To be called now and then while much is sent."""
+        if self._pace is None:
+            return
+        reading = self._reading()
+        if reading is not None and self._pace.look(reading, time.monotonic()):
+            self._set(self._pace.rate)
+
+    def _reading(self) -> Reading | None:
+        """None where an old kernel says less."""
+        raw = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+        if len(raw) < _INFO.size:
+            return None
+        microseconds, least, delivered = _INFO.unpack(raw)
+        return Reading(1e-6 * microseconds, 1e-6 * least, float(delivered))
+
+    def _set(self, rate: float) -> None:
+        # The option takes 32 bits.
+        self._socket.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, min(int(rate), 0x7FFFFFFF))
