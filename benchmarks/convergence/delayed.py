@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from ravnest.stage.delays import mean_delay
-from ravnest.stage.schedule import StagePosition
+from ravnest.stage.position import StagePosition
 from ravnest.stage.updating import Updater, UpdateSettings
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

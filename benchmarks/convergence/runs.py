@@ -13,7 +13,8 @@ import torch
 from benchmarks.convergence.delayed import DelayedStage, cut, train
 from benchmarks.convergence.tasks import TASKS, Task
 from ravnest.stage.delays import DelayCompensation
-from ravnest.stage.schedule import Schedule, StagePosition
+from ravnest.stage.position import StagePosition
+from ravnest.stage.schedule import Schedule
 from ravnest.stage.updating import UpdateSettings
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {

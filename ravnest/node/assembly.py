@@ -29,8 +29,8 @@ from ravnest.node.tying import TiedParameters
 from ravnest.plan.model import NodePlan
 from ravnest.stage.delays import mean_delay
 from ravnest.stage.engine import StageEngine
+from ravnest.stage.position import StagePosition
 from ravnest.stage.randomness import KeyedRandomness
-from ravnest.stage.schedule import StagePosition
 from ravnest.transport.interface import Transport
 
 

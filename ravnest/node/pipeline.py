@@ -26,10 +26,11 @@ from ravnest.node.staleness import StalenessContract
 from ravnest.node.targets import check_loss
 from ravnest.node.tying import TiedParameters
 from ravnest.plan.identity import MicrobatchId
+from ravnest.stage.actions import Action, ActionKind, Progress, next_action
 from ravnest.stage.copying import HostNumber
 from ravnest.stage.engine import LossFunction, StageEngine
+from ravnest.stage.position import StagePosition
 from ravnest.stage.program import Value
-from ravnest.stage.schedule import Action, ActionKind, Progress, StagePosition, next_action
 from ravnest.wire.frame import Frame, FrameKind
 
 LossOfMicrobatch = Callable[[Frame, Any], LossFunction]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ravnest.errors import TrainingError
 from ravnest.plan.identity import MicrobatchId
-from ravnest.stage.schedule import StagePosition
+from ravnest.stage.position import StagePosition
 from ravnest.wire.frame import Frame
 
 

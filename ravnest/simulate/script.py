@@ -10,7 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ravnest.stage.schedule import ActionKind, Schedule, StagePosition, list_actions
+from ravnest.stage.actions import ActionKind, list_actions
+from ravnest.stage.position import StagePosition
+from ravnest.stage.schedule import Schedule
 
 FORWARD, BACKWARD, UPDATE, AVERAGING, VALUES, BACKWARD_INPUT, BACKWARD_WEIGHT = range(7)
 """Kinds of entries, plain integers because every event looks at one.

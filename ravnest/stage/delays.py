@@ -9,7 +9,7 @@ import torch
 
 from ravnest.errors import ConfigError
 from ravnest.stage.compensating import Compensation, momentum_is_known
-from ravnest.stage.schedule import StagePosition
+from ravnest.stage.position import StagePosition
 
 logger = logging.getLogger(__name__)
 

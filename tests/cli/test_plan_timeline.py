@@ -14,7 +14,9 @@ from torch import nn
 from ravnest import clusterize
 from ravnest.cli.main import app
 from ravnest.plan.files import load_node_plan, load_plan
-from ravnest.stage.schedule import Schedule, StagePosition, list_actions
+from ravnest.stage.actions import list_actions
+from ravnest.stage.position import StagePosition
+from ravnest.stage.schedule import Schedule
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ravnest import Node, Trainer, model_fusion
 from ravnest.errors import TrainingError
-from ravnest.stage.schedule import ActionKind, Schedule, StagePosition, list_actions
+from ravnest.stage.actions import ActionKind, list_actions
+from ravnest.stage.position import StagePosition
+from ravnest.stage.schedule import Schedule
 
 X = torch.randn(36, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(36, 3, generator=torch.Generator().manual_seed(1))

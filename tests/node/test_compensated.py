@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.convergence.delayed import DelayedStage, train
 from ravnest import Node, Trainer, model_fusion
 from ravnest.stage.delays import DelayCompensation
-from ravnest.stage.schedule import Schedule, StagePosition
+from ravnest.stage.position import StagePosition
+from ravnest.stage.schedule import Schedule
 from ravnest.stage.updating import UpdateSettings
 
 GENERATOR = torch.Generator().manual_seed(5)

@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,7 @@ def held_to_its_bounds(node: Node) -> None:
 
     def stepping(*, is_left_out: bool) -> None:
         step(is_left_out=is_left_out)
-        assert engine.weights.num_stashed <= position.schedule.stashed_versions(
-            position.stage, position.num_stages, position.update_frequency
-        )
+        assert engine.weights.num_stashed <= replace(position, slack=0).max_staleness
 
     def computing(*arguments: Any) -> Any:
         results = forward(*arguments)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ravnest.stage.schedule import Action, ActionKind, Schedule, StagePosition, list_actions
+from ravnest.stage.actions import Action, ActionKind, list_actions
+from ravnest.stage.position import StagePosition
+from ravnest.stage.schedule import Schedule
 
 
 @dataclass

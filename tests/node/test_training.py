@@ -12,7 +12,9 @@ from node_harness import Run, make_plan, run_cleanly
 from torch.utils.data import DataLoader, TensorDataset
 
 from ravnest import Node, Trainer, model_fusion
-from ravnest.stage.schedule import ActionKind, Schedule, StagePosition, list_actions
+from ravnest.stage.actions import ActionKind, list_actions
+from ravnest.stage.position import StagePosition
+from ravnest.stage.schedule import Schedule
 
 NUM_CLASSES = 4
 X = torch.randn(36, 6, generator=torch.Generator().manual_seed(0))

@@ -11,7 +11,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from ravnest import Node, Trainer, model_fusion
-from ravnest.stage.schedule import ActionKind, Schedule, StagePosition, list_actions
+from ravnest.stage.actions import ActionKind, list_actions
+from ravnest.stage.position import StagePosition
+from ravnest.stage.schedule import Schedule
 
 VOCABULARY, WIDTH, LENGTH, BATCH = 11, 8, 5, 3
 IDS = torch.randint(0, VOCABULARY, (30, LENGTH + 1), generator=torch.Generator().manual_seed(0))

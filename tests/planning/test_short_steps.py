@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from ravnest.planning.short_steps import choose_short_steps
 from ravnest.planning.timing.parts import LinkTime, PipelineTime, StageTime
 from ravnest.planning.timing.steady import steady_state
-from ravnest.stage.schedule import Schedule, StagePosition, list_actions
+from ravnest.stage.actions import list_actions
+from ravnest.stage.position import StagePosition
+from ravnest.stage.schedule import Schedule
 
 seconds = st.sampled_from([0.0, 0.01, 0.1, 0.3, 1.0])
 links = st.builds(LinkTime.between_equals, seconds, seconds, seconds)

@@ -23,6 +23,7 @@ from ravnest.planning.inputs.settings import (
 from ravnest.planning.inputs.table import cost_table
 from ravnest.stage.compensating import Compensator
 from ravnest.stage.delays import DelayCompensation, compensation_of
+from ravnest.stage.position import StagePosition
 from ravnest.stage.schedule import Schedule
 
 ADAM = OptimizerCost("two states", 2.0)
@@ -112,7 +113,8 @@ def test_a_step_of_few_microbatches_keeps_fewer_in_flight() -> None:
 
 
 def test_one_stage_alone_stashes_nothing() -> None:
-    assert [schedule.stashed_versions(0, 1) for schedule in Schedule] == [0] * len(Schedule)
+    alone = [StagePosition(schedule, 0, 1, 1) for schedule in Schedule]
+    assert [position.max_staleness for position in alone] == [0] * len(alone)
 
 
 def test_averaging_works_on_a_copy_of_everything_stored_in_its_own_dtype() -> None:

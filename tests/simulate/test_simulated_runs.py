@@ -20,7 +20,9 @@ from ravnest.plan.prediction import Traffic
 from ravnest.simulate.result import Interval, Transmission, Work
 from ravnest.simulate.settings import Failure, SimulationSettings
 from ravnest.simulate.simulator import simulate
-from ravnest.stage.schedule import ActionKind, Schedule, StagePosition, list_actions
+from ravnest.stage.actions import ActionKind, list_actions
+from ravnest.stage.position import StagePosition
+from ravnest.stage.schedule import Schedule
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKS = {

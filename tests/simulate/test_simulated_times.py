@@ -15,7 +15,9 @@ from ravnest.plan.prediction import Traffic
 from ravnest.simulate.result import Work
 from ravnest.simulate.settings import SimulationSettings
 from ravnest.simulate.simulator import simulate
-from ravnest.stage.schedule import Action, ActionKind, Schedule, StagePosition, list_actions
+from ravnest.stage.actions import Action, ActionKind, list_actions
+from ravnest.stage.position import StagePosition
+from ravnest.stage.schedule import Schedule
 
 KINDS = {
     ActionKind.FORWARD: Work.FORWARD,

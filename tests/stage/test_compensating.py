@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ravnest.errors import ConfigError
 from ravnest.stage.compensating import Compensation, Compensator, without_momentum
 from ravnest.stage.delays import DelayCompensation, compensation_of, mean_delay
-from ravnest.stage.schedule import Schedule, StagePosition
+from ravnest.stage.position import StagePosition
+from ravnest.stage.schedule import Schedule
 from ravnest.stage.updating import Updater, UpdateSettings
 
 METHODS = [method for method in DelayCompensation if method is not DelayCompensation.OFF]

@@ -8,6 +8,7 @@ from typing import Any
 
 from ravnest.errors import ConfigError
 from ravnest.stage.delays import DelayCompensation
+from ravnest.stage.position import StagePosition
 from ravnest.stage.schedule import Schedule
 from ravnest.wire.compression import STRONGEST_UNASKED, float32_share, parse_compression
 
@@ -174,24 +175,21 @@ class PlanningSettings:
 
     def in_flight(self, index: int, num_stages: int) -> int:
         """Microbatches that stage `index` holds at most."""
-        frequency = self._enough(num_stages)
-        return self.schedule.max_in_flight(
-            index, num_stages, frequency, self.slack, self.short_steps
-        )
+        return self._position(index, num_stages, self._enough(num_stages)).max_in_flight
 
     def in_flight_at_step(self, index: int, num_stages: int) -> int:
         """Microbatches that stage `index` holds during an optimizer step at most."""
-        frequency = self._enough(num_stages)
-        return self.schedule.in_flight_at_step(
-            index, num_stages, frequency, self.slack, self.short_steps
-        )
+        return self._position(index, num_stages, self._enough(num_stages)).in_flight_at_step
 
     def recomputes(self, index: int, num_stages: int) -> bool:
         """Whether a stage runs its forward passes twice; with one ahead it would save none."""
-        ahead = self.schedule.max_ahead(
-            index, num_stages, self._enough(num_stages), self.slack, self.short_steps
+        position = self._position(index, num_stages, self._enough(num_stages))
+        return self.recompute and position.max_ahead > 1
+
+    def _position(self, index: int, num_stages: int, frequency: int) -> StagePosition:
+        return StagePosition(
+            self.schedule, index, num_stages, frequency, self.slack, self.short_steps
         )
-        return self.recompute and ahead > 1
 
     def _enough(self, num_stages: int) -> int:
         """Microbatches per step; where nobody said, so many that they limit nothing."""
@@ -205,12 +203,11 @@ class PlanningSettings:
 
     def behind(self, index: int, num_stages: int) -> int:
         """Microbatches whose inputs have gradients, and their weights not yet, at most."""
-        return self.schedule.max_behind(index, self.update_frequency or num_stages)
+        return self._position(index, num_stages, self.update_frequency or num_stages).max_behind
 
     def compensates(self, index: int, num_stages: int) -> bool:
         """Whether a stage corrects the steps of its optimizer: only where gradients are late."""
-        frequency = self.update_frequency or 1
-        late = self.schedule.max_staleness(index, num_stages, frequency, self.slack)
+        late = self._position(index, num_stages, self.update_frequency or 1).max_staleness
         return self.compensation.for_delay(late) is not None
 
     def averages(self, index: int, num_stages: int) -> int:
@@ -221,12 +218,12 @@ class PlanningSettings:
     def stashed(self, index: int, num_stages: int) -> int:
         """Older weight versions that stage `index` holds at most."""
         frequency = self.update_frequency or 1
-        return self.schedule.stashed_versions(index, num_stages, frequency, self.slack)
+        return self._position(index, num_stages, frequency).max_staleness
 
     def lasting(self, index: int, num_stages: int) -> int:
         """Those of them that meet a whole set of gradients."""
         frequency = self.update_frequency or 1
-        return self.schedule.lasting_versions(index, num_stages, frequency, self.slack)
+        return self._position(index, num_stages, frequency).lasting_versions
 
 
 def parse_settings(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ravnest.stage.schedule import Schedule, StagePosition
+from ravnest.stage.position import StagePosition
+from ravnest.stage.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ravnest.planning.timing.parts import ExchangeTime, MessageTime, PipelineTime
-from ravnest.stage.schedule import Action, ActionKind, list_actions
+from ravnest.stage.actions import Action, ActionKind, list_actions
 
 
 def step_ends(pipeline: PipelineTime, num_steps: int) -> list[float]:
