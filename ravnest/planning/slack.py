@@ -22,6 +22,9 @@ from ravnest.planning.timing.parts import PipelineTime
 from ravnest.planning.timing.steady import steady_state
 
 WORTH = 0.01  # of the step's time
+# Messages and delays that slack is chosen for, over those planned: neighbours' messages share a
+# link instead of taking turns, and no way is always equally long.
+MARGIN = 1.3
 _COARSER = 1.03
 _MAX_TRIES = 128
 _MAX_AHEAD = 256
@@ -39,8 +42,9 @@ def choose_slacks(pipeline: PipelineTime, fits: Callable[[int, int], bool]) -> t
     """
     size = len(pipeline.stages)
     none = (0,) * size
-    circles = _circles(pipeline)
     paced_s = pipeline.slowest_part_s
+    pipeline = replace(pipeline, links=tuple(link.scaled(MARGIN) for link in pipeline.links))
+    circles = _circles(pipeline)
     if paced_s <= 0.0 or not circles:
         return none
     limits = [_most_ahead(pipeline, stage) for stage in range(size)]
