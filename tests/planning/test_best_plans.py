@@ -22,7 +22,8 @@ from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.clustering.clusters import Formation, form_clusters
 from ravnest.planning.inputs.settings import PlanningSettings
 from ravnest.planning.inputs.table import cost_table
-from ravnest.planning.pools.pool import LargePool
+from ravnest.planning.pools.pool import LargePool, LooseBoundaries
+from ravnest.planning.search.pace import Pace
 from ravnest.stage.schedule import Schedule
 
 _SMALL = gpt(6, 512, samples=2)
@@ -122,6 +123,20 @@ def test_the_bound_holds_for_cuts_that_the_search_does_not_look_at(schedule: Sch
         assert formation.searched_rate <= formation.upper_bound
         bound = LargePool(table, wanted, nodes, averaged_as=2).bound(0.0)
         assert formation.searched_rate <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("costs", [cnn(16), gpt(12, 768, samples=4)])
+def test_slices_bound_every_stage_that_begins_and_ends_in_them(costs: GraphCosts) -> None:
+    memory = MemoryModel(cost_table(costs), PlanningSettings(), is_averaged=True)
+    loose, exact = LooseBoundaries(memory, 4, 12), Pace(memory, 4)
+    assert exact.size > loose.size
+    of = np.searchsorted(loose._low, np.arange(exact.size), side="right") - 1
+    for name in ("work", "passing_bytes", "sent_per_step", "update_flops"):
+        bounds, values = getattr(loose, name), getattr(exact, name)
+        start, end = np.triu_indices(exact.size, 1)
+        assert (bounds[of[start], of[end]] <= values[start, end] * (1 + 1e-9)).all(), name
+    for name in ("activation_bytes", "gradient_bytes"):
+        assert (getattr(loose, name)[of] <= getattr(exact, name)).all(), name
 
 
 def _check(formation: Formation, costs: GraphCosts, nodes: list[NodeSpec]) -> None:

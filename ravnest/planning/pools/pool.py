@@ -208,6 +208,7 @@ class LooseBoundaries(Pace):
         ends = np.isin(np.arange(self.size), (0, self.size - 1))
         self.activation_bytes = np.where(ends, 0.0, inside * memory.settings.activation_ratio)
         self.gradient_bytes = np.where(ends, 0.0, outside * memory.settings.gradient_ratio)
+        self._set_passing_bytes()
         trains = table.num_trained[self._high][None, :] > table.num_trained[self._low][:, None]
         self.is_stage = trains & self._in_order()
 

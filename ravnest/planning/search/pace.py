@@ -103,10 +103,9 @@ class Pace:
         gradients = (inner * table.backward_bytes).astype(np.float64)
         self.activation_bytes: Floats = activations * settings.activation_ratio
         self.gradient_bytes: Floats = gradients * settings.gradient_ratio
+        self.passing_bytes: Floats
+        self._set_passing_bytes()
         start, end = np.arange(self.size)[:, None], np.arange(self.size)[None, :]
-        sent = self.activation_bytes[end] + self.gradient_bytes[start]
-        received = self.activation_bytes[start] + self.gradient_bytes[end]
-        self.passing_bytes: Floats = np.maximum(sent, received)
         self.work: Floats = table.work[end] - table.work[start]
         self.update_flops: Floats
         self.sent_per_step: Floats
@@ -118,6 +117,12 @@ class Pace:
             self.sent_per_step = self.sent_per_step + memory.exchanged_bytes(start, end)
         self.is_stage: Bools = table.num_trained[end] > table.num_trained[start]
         self._needed: dict[tuple[int, bool], Floats] = {}
+
+    def _set_passing_bytes(self) -> None:
+        """What passes the link of a stage's node per microbatch, the busier way: [start, end]."""
+        sent = self.activation_bytes + self.gradient_bytes[:, None]
+        received = self.activation_bytes[:, None] + self.gradient_bytes
+        self.passing_bytes = np.maximum(sent, received)
 
     def _set_per_step(self, trained: Ints, fixed: Ints) -> None:
         """What stages [start, end] compute for an optimizer step, and send for averaging."""
