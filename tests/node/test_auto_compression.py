@@ -58,7 +58,7 @@ def recorded(run: Run) -> dict[tuple[int, int], str]:
 
 
 def test_links_get_what_the_plan_has_chosen(tmp_path: Path) -> None:
-    run = plan(tmp_path, (1.0, 1.0, 1.0), compression="auto")
+    run = plan(tmp_path, (1.0, 3.0, 3.0), compression="auto")
     assert run.plan.prediction is not None
     chosen = run.plan.prediction.compressions
     assert sorted(each.compression for each in chosen) == ["fp16", "int8"]
