@@ -130,10 +130,11 @@ class BulkConnection:
         if message.num_bytes <= _MAX_JOINED_BYTES:  # one packet, or few
             self._socket.sendall(b"".join(pieces))
             return
-        self._pacing.look()
         for piece in pieces[:-1]:
-            self._socket.sendall(piece, self._more)
-        self._socket.sendall(pieces[-1])
+            for part in self._pacing.slices(piece):
+                self._socket.sendall(part, self._more)
+        for part in self._pacing.slices(pieces[-1]):
+            self._socket.sendall(part)
 
     def receive_head(self) -> BulkHead | None:
         """The head of the next message, None when there is none; raises as `receive_into`."""

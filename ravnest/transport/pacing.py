@@ -10,10 +10,12 @@ up, and taken back to what the plan says when one does.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 LONG_S = 0.005
@@ -22,11 +24,17 @@ LONG_S = 0.005
 ABOVE = 1.05
 """Of the planned rate: what is measured is a little less than a link can do."""
 
+LEAST = 125_000.0
+"""Bytes per second that are always allowed: 1 Mbps. A plan that says less is hardly right."""
+
 _RAISED = 1.25
 _USED = 0.8  # of the pace
 _PATIENCE_S, _PATIENCE_ROUND_TRIPS = 0.25, 8  # that a queue gets to build up
 _QUEUE_S, _QUEUE_SHARE = 0.01, 0.5  # of a round trip; more waiting than both is a queue
 
+_SLICE_BYTES = 128 << 10
+_UNKNOWN = 0xFFFFFFFF  # microseconds, before anything was acknowledged
+_MOST = 0x7FFFFFFF  # bytes per second that the option takes; -1 is no limit
 _IS_LINUX = sys.platform.startswith("linux")
 _MAX_PACING_RATE: int = getattr(socket, "SO_MAX_PACING_RATE", 47)
 # struct tcp_info of Linux: smoothed and least round trip in microseconds, bytes per second of what
@@ -59,7 +67,7 @@ class Pace:
     """
 
     def __init__(self, planned: float, now_s: float) -> None:
-        self.rate = self._least = ABOVE * planned
+        self.rate = self._least = max(ABOVE * planned, LEAST)
         self._since_s = now_s
 
     def look(self, reading: Reading, now_s: float) -> bool:
@@ -93,22 +101,36 @@ class Pacing:
             self._pace = Pace(planned, time.monotonic())
             self._set(self._pace.rate)
 
-    def look(self) -> None:
-        """To be called now and then while much is sent."""
+    def slices(self, piece: memoryview) -> Iterator[memoryview]:
+        """A piece in parts to send one after the other; whole where nothing is paced.
+
+        However much too low a plan's rate is, no part takes long, and the pace rises in between.
+        """
         if self._pace is None:
+            yield piece
             return
+        for start in range(0, piece.nbytes, _SLICE_BYTES):
+            self._look(self._pace)
+            yield piece[start : start + _SLICE_BYTES]
+
+    def _look(self, pace: Pace) -> None:
         reading = self._reading()
-        if reading is not None and self._pace.look(reading, time.monotonic()):
-            self._set(self._pace.rate)
+        if reading is not None and pace.look(reading, time.monotonic()):
+            self._set(pace.rate)
 
     def _reading(self) -> Reading | None:
-        """None where an old kernel says less."""
-        raw = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+        """None where the kernel does not say that, or not yet."""
+        raw = b""
+        with contextlib.suppress(OSError):
+            raw = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
         if len(raw) < _INFO.size:
             return None
         microseconds, least, delivered = _INFO.unpack(raw)
+        if least == _UNKNOWN:
+            return None
         return Reading(1e-6 * microseconds, 1e-6 * least, float(delivered))
 
     def _set(self, rate: float) -> None:
-        # The option takes 32 bits.
-        self._socket.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, min(int(rate), 0x7FFFFFFF))
+        limit = int(rate) if rate <= _MOST else -1
+        with contextlib.suppress(OSError):  # a sandbox may not let it; then it is not paced
+            self._socket.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, limit)

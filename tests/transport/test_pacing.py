@@ -8,7 +8,7 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ravnest.transport.pacing import ABOVE, Pace, Pacing, Reading
+from ravnest.transport.pacing import ABOVE, LEAST, Pace, Pacing, Reading
 
 MBPS = 1e6 / 8
 PLANNED = 100 * MBPS
@@ -35,6 +35,10 @@ def test_a_queue_takes_it_back_to_the_plan() -> None:
     assert pace.rate == ABOVE * PLANNED
     assert not pace.look(Reading(0.3, 0.04, PLANNED / 10), 1.2)
     assert pace.rate == ABOVE * PLANNED
+
+
+def test_an_absurdly_slow_plan_is_not_kept_to() -> None:
+    assert Pace(1.0, 0.0).rate == LEAST
 
 
 def test_who_sends_little_is_not_raised() -> None:
@@ -64,10 +68,11 @@ def test_short_links_are_left_alone() -> None:
     with sending, taking:
         pacing = Pacing(sending, 1 * MBPS)
         buffer, left = bytearray(1 << 16), 10 << 20
+        whole = memoryview(bytes(1 << 20))
+        assert list(pacing.slices(whole)) == [whole]
         taking.settimeout(5.0)
         sending.setblocking(False)
         while left:
             with contextlib.suppress(BlockingIOError):
                 sending.send(buffer[: min(left, len(buffer))])
-            pacing.look()
             left -= taking.recv_into(buffer, min(left, len(buffer)))

@@ -11,7 +11,7 @@ at stage k to the leaf and back, links included, and m microbatches per step:
 
 Update, and averaging spread over the steps between two rounds, are charged to the stage whose
 period they lengthen: step = L_0 + max over k of E_k, E_k = (m - 1) max(B_k, L_k / (S - k)) + U_k.
-Against the exact schedule (`timing.steady_state`) this is within a few percent, but for `zb-h1`,
+Against the exact schedule (`timing.steady`) this is within a few percent, but for `zb-h1`,
 which is taken for `1f1b` here and is faster. What makes it worth
 having: it is built up from the leaf by two numbers per suffix, L and the largest E so far, and less
 of either is never worse, so a dynamic programme over suffixes finds the best plan.
