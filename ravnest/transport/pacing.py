@@ -5,7 +5,7 @@ queue's length too much is under way, all of which has to be sent again. Where t
 known, a sender that never goes much faster loses nothing, and needs no second connection to be as
 fast as the link (Cardwell et al., "BBR: Congestion-Based Congestion Control", 2016, paces by what
 it measures). The rate that a plan has may be too low. So it is raised as long as no queue builds
-up, and taken back to what the plan says when one does.
+up, and taken back to what the link delivers when one does, but never below what the plan says.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ LEAST = 125_000.0
 """Bytes per second that are always allowed: 1 Mbps. A plan that says less is hardly right."""
 
 _RAISED = 1.25
+_DOUBLED_AFTER = 2  # raises without a queue: then the plan is far too low
 _USED = 0.8  # of the pace
 _PATIENCE_S, _PATIENCE_ROUND_TRIPS = 0.25, 8  # that a queue gets to build up
 _QUEUE_S, _QUEUE_SHARE = 0.01, 0.5  # of a round trip; more waiting than both is a queue
@@ -69,17 +70,19 @@ class Pace:
     def __init__(self, planned: float, now_s: float) -> None:
         self.rate = self._least = max(ABOVE * planned, LEAST)
         self._since_s = now_s
+        self._num_raised = 0  # since there was a queue
 
     def look(self, reading: Reading, now_s: float) -> bool:
         """Follows what the link does; whether the rate has changed."""
         least_s, before = reading.least_round_trip_s, self.rate
         queue_s = reading.round_trip_s - least_s
         if queue_s > max(_QUEUE_S, _QUEUE_SHARE * least_s):
-            self.rate = self._least
-            self._since_s = now_s
+            self.rate = max(self._least, min(self.rate, ABOVE * reading.delivered))
+            self._since_s, self._num_raised = now_s, 0
         elif now_s - self._since_s >= max(_PATIENCE_S, _PATIENCE_ROUND_TRIPS * least_s):
             if reading.delivered >= _USED * self.rate:
-                self.rate *= _RAISED
+                self.rate *= _RAISED if self._num_raised < _DOUBLED_AFTER else 2.0
+                self._num_raised += 1
             self._since_s = now_s
         return self.rate != before
 

@@ -41,6 +41,15 @@ def test_an_absurdly_slow_plan_is_not_kept_to() -> None:
     assert Pace(1.0, 0.0).rate == LEAST
 
 
+def test_a_queue_on_a_faster_link_takes_it_back_to_that() -> None:
+    pace = Pace(PLANNED, 0.0)
+    for second in range(1, 6):
+        pace.look(Reading(0.04, 0.04, pace.rate), float(second))
+    assert pace.rate > 1000 * MBPS
+    assert pace.look(Reading(0.2, 0.04, 400 * MBPS), 6.0)
+    assert pace.rate == ABOVE * 400 * MBPS
+
+
 def test_who_sends_little_is_not_raised() -> None:
     pace = Pace(PLANNED, 0.0)
     assert not pace.look(Reading(0.04, 0.04, PLANNED / 2), 1.0)
