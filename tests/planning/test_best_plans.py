@@ -89,10 +89,12 @@ def test_both_ways_of_trying_everything_agree(seed: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("costs", [_SMALL, cnn(4)], ids=["gpt", "cnn"])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_plan_beats_the_bound(costs: GraphCosts, seed: int) -> None:
+@pytest.mark.parametrize("thorough", [False, True])
+def test_no_plan_beats_the_bound(costs: GraphCosts, seed: int, thorough: bool) -> None:
     table, nodes = cost_table(costs), pool(5, 50 + seed)
     best = best_rate(table, PlanningSettings(), nodes)
-    bound = LargePool(table, PlanningSettings(), nodes, averaged_as=2).bound(0.0)
+    wanted = PlanningSettings(thorough=thorough)
+    bound = LargePool(table, wanted, nodes, averaged_as=2).bound(0.0)
     assert bound >= best * (1 - 1e-9)
     assert bound <= 1.5 * best
 
@@ -161,6 +163,26 @@ def test_many_nodes_get_a_plan_near_its_bound(name: str) -> None:
     _check(formation, costs, nodes)
     assert 0.9 * formation.upper_bound <= formation.searched_rate <= formation.upper_bound
     assert form_clusters(cost_table(costs), nodes[::-1], PlanningSettings()) == formation
+
+
+def test_a_longer_look_brings_bound_and_plan_nearer_to_each_other() -> None:
+    costs, nodes = gpt(24, 1024, samples=2), [each for each in pool(80, 5) if _is_small(each)]
+    assert len(nodes) >= 40
+    table = cost_table(costs)
+    quick, thorough = (
+        form_clusters(table, nodes, PlanningSettings(thorough=each)) for each in (False, True)
+    )
+    for formation in (quick, thorough):
+        _check(formation, costs, nodes)
+    assert thorough.upper_bound < quick.upper_bound
+    assert thorough.searched_rate >= 0.999 * quick.searched_rate
+    assert quick.searched_rate >= 0.95 * thorough.searched_rate
+    assert [each for each in quick.assumed if "thorough=True" in each]
+    assert not [each for each in thorough.assumed if "thorough=True" in each]
+
+
+def _is_small(node: NodeSpec) -> bool:
+    return node.memory_bytes < 13e9
 
 
 def test_a_model_for_many_small_nodes_gets_long_clusters() -> None:

@@ -82,6 +82,7 @@ OPTIONS = {
     "reduce_factor": Option(_count, "a whole number from 1 on", "50"),
     "compression": Option(_compression, "a name of docs/settings.md, or none", "int8"),
     "recompute": Option(_switch, "true or false", "true"),
+    "thorough": Option(_switch, "true or false", "true"),
     "optimizer": Option(_optimizer, "the name of a class of torch.optim", "SGD"),
 }
 """By name."""

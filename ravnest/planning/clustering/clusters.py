@@ -32,6 +32,9 @@ from ravnest.planning.search.ordering import (
 _NEAR = 0.999
 """Divisions so near the fastest count as equally fast, and the most alike clusters are taken."""
 
+_PROVEN = 0.9
+"""Of its bound: plans below it say that the bound is rough."""
+
 
 @dataclass(frozen=True, slots=True)
 class Formation:
@@ -93,7 +96,7 @@ def form_clusters(
         upper_bound=max(bound, searched),
         is_optimal=is_optimal and not parting.left_out,
         searched_rate=searched,
-        assumed=(*settings.assumed, *assumed),
+        assumed=(*settings.assumed, *assumed, *planner.unproven(searched / bound)),
     )
 
 
@@ -104,7 +107,21 @@ class _Planner:
         self, table: CostTable, settings: PlanningSettings, usable: Sequence[NodeSpec]
     ) -> None:
         self._table, self._settings, self._usable = table, settings, usable
-        self._is_small = NodeClasses(usable).num_states <= EXACT_STATES if usable else True
+        self.is_small = NodeClasses(usable).num_states <= EXACT_STATES if usable else True
+
+    def unproven(self, share: float) -> tuple[str, ...]:
+        """In words that there may be a better plan, where a longer look could tell.
+
+        Args:
+            share: of the bound that the plan has.
+        """
+        settings = self._settings
+        if self.is_small or settings.thorough or settings.num_clusters or share >= _PROVEN:
+            return ()
+        return (
+            "that no plan is much better: the bound is a rough one; thorough=True looks longer, "
+            "for a better plan and a closer bound",
+        )
 
     def best(self, nodes: Sequence[NodeSpec]) -> tuple[Division, float, bool]:
         """The division, its bound, and whether it is proven; `nodes` are all, for errors."""
@@ -126,7 +143,7 @@ class _Planner:
     def _best_of_any_number(self) -> tuple[Division | None, float, bool]:
         if not self._usable:
             return None, 0.0, False
-        if not self._is_small:
+        if not self.is_small:
             found, bound = LargePool(self._table, self._settings, self._usable).best()
             return found, bound, False
         divisions = ExactSearch(self._table, self._settings, self._usable, _NEAR).divisions()
@@ -142,7 +159,7 @@ class _Planner:
         return LargePool(self._table, self._settings, self._usable, averaged_as=2).bound(rate)
 
     def _of_number(self, number: int) -> Division | None:
-        if self._is_small and self._usable:
+        if self.is_small and self._usable:
             found = ExactSearch(self._table, self._settings, self._usable, 1.0).of_all(number)
             if found is not None:
                 return found

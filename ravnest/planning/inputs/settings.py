@@ -131,6 +131,7 @@ class PlanningSettings:
         assumed: in words, what nobody said.
         is_default: nobody has said the schedule; then a step may have fewer microbatches than it
             needs to keep all stages busy, and the batch is not split.
+        thorough: in a large pool, look long for the best plan and for a proof of how near it is.
         num_nodes: nodes there are, None where that is not known; no cluster has more stages.
         slack: microbatches that the stage asked about may start beyond the least, see
             `ravnest.stage.schedule.StagePosition`.
@@ -152,6 +153,7 @@ class PlanningSettings:
     rounds_overlap: bool = False
     assumed: tuple[str, ...] = ()
     is_default: bool = False
+    thorough: bool = False
     num_nodes: int | None = None
     slack: int = 0
     short_steps: tuple[int, ...] = ()

@@ -29,21 +29,39 @@ _GAP = 1e-3
 _TREE = 50
 
 _LIKE = 12  # nodes that may take another one's place
-_IMPROVED = 12  # rounds at most in which clusters are added before any is taken
-_AGAIN = 3  # the same whenever some were taken
 _GAIN = 1e-3  # of a round, for another one to follow
 _TAKEN = 0.5  # share of a cluster from which it is taken at once with others
-_PART = 0.15  # of the free nodes that a round takes about, so that prices can follow
 _STAGES = 4  # of a cluster, about
 _CHEAPEST = 3  # nodes that are tried in the place of one
 _REPAIRED = 2  # clusters that take the place of one that lost nodes
 _SUPPORT = 1e-6
 
+
+@dataclass(frozen=True, slots=True)
+class DiveEffort:
+    """How long a dive takes.
+
+    Attributes:
+        worth: rate over price from which clusters are thought of again.
+        improved: rounds at most in which clusters are added before any is taken.
+        again: the same whenever some were taken.
+        part: of the free nodes that a round takes about; prices follow after each.
+    """
+
+    worth: float
+    improved: int
+    again: int
+    part: float
+
+
+SHORT_DIVE = DiveEffort(worth=0.95, improved=6, again=1, part=0.3)
+LONG_DIVE = DiveEffort(worth=0.9, improved=12, again=3, part=0.15)
+
 _Key: TypeAlias = tuple[int, ...]
 _Order: TypeAlias = tuple[int, ...]
 
 
-def whole_clusters(columns: Columns) -> list[_Order]:
+def whole_clusters(columns: Columns, effort: DiveEffort) -> list[_Order]:
     """Disjoint clusters of much rate, from root to leaf; takes further ones into the columns."""
     if not columns.found:
         return []
@@ -51,7 +69,7 @@ def whole_clusters(columns: Columns) -> list[_Order]:
         chosen = _integer(columns)
         if chosen is not None:
             return chosen
-    return _Dive(columns).run()
+    return _Dive(columns, effort).run()
 
 
 def _integer(columns: Columns) -> list[_Order] | None:
@@ -91,20 +109,21 @@ class _Relaxation:
 class _Dive:
     """One dive."""
 
-    def __init__(self, columns: Columns) -> None:
-        self._columns, traits = columns, columns.traits
+    def __init__(self, columns: Columns, effort: DiveEffort) -> None:
+        self._columns, self._effort, traits = columns, effort, columns.traits
+        self._prices: list[float] = [0.0] * len(traits)  # at the last look
         self._like: Ints = nearest(traits, np.arange(len(traits)), 1 + _LIKE)[0]
         self._free: set[int] = set(range(len(traits)))
 
     def run(self) -> list[_Order]:
         """Rounds of taking clusters and repairing the others, until none is left."""
         chosen: list[_Order] = []
-        seen = self._improved(_IMPROVED)
+        seen = self._improved(self._effort.improved)
         while seen is not None:
             chosen += self._take(seen)
             self._add(self._repaired(seen))
             self._add(self._neighbours(seen))
-            seen = self._improved(_AGAIN)
+            seen = self._improved(self._effort.again)
         return chosen
 
     def _improved(self, rounds: int) -> _Relaxation | None:
@@ -115,13 +134,19 @@ class _Dive:
             keys = sorted(key for key in self._columns.found if self._free.issuperset(key))
             if not keys:
                 return None
-            seen = self._relaxation(keys)
-            rate = float(self._columns.rates(keys) @ seen.shares)
+            # Those of far less than their price hardly ever come back, and are most of all.
+            seen = self._relaxation([key for key in keys if self._is_worthy(key)] or keys)
+            self._prices = seen.prices.tolist()
+            rate = float(self._columns.rates(seen.keys) @ seen.shares)
             if rate < (1 + _GAIN) * known:
                 break
             known = rate
             self._add(self._neighbours(seen))
         return seen
+
+    def _is_worthy(self, key: _Key) -> bool:
+        price = sum(self._prices[node] for node in key)
+        return self._columns.found[key][1] >= self._effort.worth * price
 
     def _relaxation(self, keys: list[_Key]) -> _Relaxation:
         result = optimize.linprog(
@@ -136,7 +161,7 @@ class _Dive:
     def _take(self, seen: _Relaxation) -> list[_Order]:
         """Takes what is taken nearly whole, not too many; at least one."""
         taken: list[_Order] = []
-        most = 1 + int(_PART * len(self._free) / _STAGES)
+        most = 1 + int(self._effort.part * len(self._free) / _STAGES)
         for key, share in seen.ranked():
             if taken and (share < _TAKEN or (len(taken) >= most and share < 1 - _SUPPORT)):
                 break

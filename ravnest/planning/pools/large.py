@@ -21,7 +21,7 @@ import numpy as np
 
 from ravnest.planning.pools.columns import Columns, duals
 from ravnest.planning.pools.costs import StageCosts
-from ravnest.planning.pools.diving import whole_clusters
+from ravnest.planning.pools.diving import LONG_DIVE, whole_clusters
 from ravnest.planning.pools.prices import Pricing
 from ravnest.planning.pools.reach import Reach
 from ravnest.planning.pools.suffixes import WIDEST, Wanted, Worthy, worthy_clusters
@@ -62,6 +62,10 @@ class _Step:
     narrow: float = 1.3
 
 
+_QUICK = (_Step(1.2, 3, 1000, WIDEST), _Step(1.03, 3, 3000, WIDEST))
+_QUICK_ROUNDS = 2
+_QUICK_KEPT, _QUICK_TRIED = 3000, 400
+
 # Short clusters are quickly looked through, and say most about prices.
 _FIRST = (_Step(1.2, 3, 1000, WIDEST), _Step(1.03, 3, 3000, WIDEST), _Step(1.06, _ANY_LENGTH, 1000))
 _ENOUGH = 1.025  # in the end: less of it proves more and takes longer
@@ -91,27 +95,39 @@ class PoolSearch:
         pace: along the cuts that clusters may have.
         coarse: along fewer, for the first prices.
         loose: that bounds clusters along all cuts; may be `pace` itself.
+        is_thorough: the bound matters too, and takes most of the time.
     """
 
-    def __init__(self, pace: Pace, coarse: Pace, loose: Pace, traits: Traits) -> None:
+    def __init__(
+        self, pace: Pace, coarse: Pace, loose: Pace, traits: Traits, *, is_thorough: bool
+    ) -> None:
         self._traits, self._coarse = traits, coarse
         self._is_exact = loose is pace
         self._ground = Ground(StageCosts(loose, traits))
         self._columns = Columns(pace, traits)
         self._rates: dict[tuple[int, ...], float] = {}  # as the bound sees them
         self._worth = traits.flops / max(float(pace.work[0, -1]), 1e-300)
+        self._is_thorough = is_thorough
+        self._rounds = _ROUNDS if is_thorough else _QUICK_ROUNDS
         self._tried = _TRIED if len(traits) <= _MANY else _TRIED_OF_MANY
         self._kept = min(max(_KEPT // (len(traits) * loose.size), 1000), 8000)
+        if not is_thorough:
+            self._kept, self._tried = min(self._kept, _QUICK_KEPT), _QUICK_TRIED
 
     def run(self) -> Pool:
         """Looks for clusters and for prices."""
         if self._survey() > MOST_NEEDED:  # there are far too many clusters to look at
             return Pool([], None, np.inf, is_proven=False)
-        for step in _FIRST:
-            self._priced(step)
-        bound, is_complete = self._priced(_Step(_ENOUGH, _ANY_LENGTH, self._kept), is_last=True)
+        bound, is_complete = np.inf, False
+        for step in _FIRST if self._is_thorough else _QUICK:
+            bound, is_complete = self._priced(step)
+        if is_complete or self._is_thorough:  # else longer ones are far too many
+            step = _Step(_ENOUGH, _ANY_LENGTH, self._kept)
+            bound, is_complete = self._priced(step, is_last=True)
+        else:
+            bound = np.inf
         columns = self._columns
-        return Pool(whole_clusters(columns), columns.fastest, bound, is_complete)
+        return Pool(whole_clusters(columns, LONG_DIVE), columns.fastest, bound, is_complete)
 
     def _survey(self) -> int:
         """First clusters; the fewest stages of those of more than two nodes."""
@@ -136,7 +152,7 @@ class PoolSearch:
     def _priced(self, step: _Step, *, is_last: bool = False) -> tuple[float, bool]:
         """A bound, by prices that clusters are hardly worth more than; whether that is proven."""
         best = np.inf, False
-        for _ in range(_ROUNDS):
+        for _ in range(self._rounds):
             prices = duals(self._rates, _LEAST_PRICE * self._worth)
             counted = prices > _COUNTED * self._worth
             limits = step.most_stages, step.most_kept, self._tried, step.narrow

@@ -41,12 +41,13 @@ class Outlook:
     ) -> None:
         self._ground, self._low_s, self._pace = ground, low_s, ground.costs.pace
         self._slopes = self._slopes_for(max(low_s, high_s / _WIDEST), high_s)
-        walks = Walks(ground, prices, self._slopes, high_s * (1 + 1e-9))
         self._corners: list[tuple[Floats, Floats]] = []
         if most_stages > 1:
             kinds = max(2, num_kinds(ground, high_s))
+            most_kinds = min(kinds, most_stages)
+            walks = Walks(ground, prices, self._slopes, high_s * (1 + 1e-9), most_kinds)
             before = walks.any_number(kinds) if most_stages > kinds else walks.none
-            for place in range(min(kinds, most_stages), 1, -1):
+            for place in range(most_kinds, 1, -1):
                 table = walks.longer(place, before)
                 self._corners.insert(0, self._corners_of(table))
                 before = np.minimum(walks.none, table)
@@ -59,7 +60,11 @@ class Outlook:
         return np.concatenate(([0.0], np.geomspace(flattest, steepest, _NUM_SLOPES)))
 
     def _corners_of(self, table: Floats) -> tuple[Floats, Floats]:
-        """Corners (p, l) for suffixes whose first node is of a level: [boundary, level, corner]."""
+        """Corners (p, fill l) for suffixes whose first node is of a level.
+
+        Returns:
+            Both [corner, boundary and level in one].
+        """
         table = least_of_lower(table)
         is_there = np.isfinite(table[-1])
         lines = np.where(is_there, table[:-1], 0.0)
@@ -69,7 +74,12 @@ class Outlook:
         added = np.concatenate((shortest[None], np.maximum(crossings, shortest)))
         price = (lines[:, None] - slopes[:, None] * added).max(axis=0)
         price = np.where(is_there, np.maximum(price, 0.0), _HUGE)
-        return price.transpose(2, 1, 0).copy(), added.transpose(2, 1, 0).copy()
+        number = len(price)
+        added = self._pace.is_flushed * added
+        return (
+            price.transpose(0, 2, 1).reshape(number, -1),
+            added.transpose(0, 2, 1).reshape(number, -1),
+        )
 
     def products(
         self,
@@ -88,10 +98,13 @@ class Outlook:
         if not self._corners:
             return np.full(len(price), np.inf)
         price_of, added_of = self._corners[min(stages, len(self._corners)) - 1]
-        boundary, level = at[0], self._ground.level[at[1]]
-        step = self._pace.is_flushed * (loop[:, None] + added_of[boundary, level])
-        step += np.maximum(excess, self._low_s)[:, None]
-        found: Floats = ((price[:, None] + price_of[boundary, level]) * step).min(axis=1)
+        place = at[0] * self._ground.num_levels + self._ground.level[at[1]]
+        own = self._pace.is_flushed * loop + np.maximum(excess, self._low_s)
+        found = np.full(len(price), np.inf)
+        for corner_price, corner_added in zip(price_of, added_of, strict=True):
+            product = price + corner_price[place]
+            product *= own + corner_added[place]
+            np.minimum(found, product, out=found)
         return found
 
 

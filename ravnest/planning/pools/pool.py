@@ -14,7 +14,7 @@ from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.inputs.settings import PlanningSettings
 from ravnest.planning.inputs.table import Bools, CostTable, Floats, Ints
 from ravnest.planning.pools.columns import Columns
-from ravnest.planning.pools.diving import whole_clusters
+from ravnest.planning.pools.diving import LONG_DIVE, SHORT_DIVE, whole_clusters
 from ravnest.planning.pools.large import MOST_NEEDED, Pool, PoolSearch, fastest_cluster
 from ravnest.planning.pools.prices import Pricing
 from ravnest.planning.pools.reach import Reach
@@ -65,7 +65,7 @@ class LargePool:
         self._table, self._settings = table, settings
         self._nodes = sorted(nodes, key=lambda node: node.node_id)
         self._traits = Traits.of(self._nodes)
-        self._effort = WindowEffort.for_nodes(len(self._nodes))
+        self._effort = WindowEffort.for_nodes(len(self._nodes), is_thorough=settings.thorough)
 
     def best(self) -> tuple[Division | None, float]:
         """The division, None where no cluster was found, and a rate that no plan has more of."""
@@ -88,8 +88,9 @@ class LargePool:
 
     def _search(self, number: int) -> Pool:
         """One by one where there is time for all clusters, else by windows."""
+        thorough = self._settings.thorough
         several = self._one_by_one(number) if len(self._nodes) <= FEW else None
-        if several is not None and several.is_proven:
+        if several is not None and (several.is_proven or (several.clusters and not thorough)):
             return several
         priced = search_pool(
             Pace(self._memory(number).thinned(BOUNDARIES), number), self._traits, self._effort
@@ -97,11 +98,13 @@ class LargePool:
         pricing = Pricing(self._loose(number), self._traits, knows_triples=self._is_tight)
         bound = upper_bound(Reach(pricing), priced.prices, self._effort.windows)
         found = priced.columns
-        known = Pool(whole_clusters(found), found.fastest, bound, is_proven=False)
+        dive = LONG_DIVE if thorough or self._is_tight else SHORT_DIVE
+        known = Pool(whole_clusters(found, dive), found.fastest, bound, is_proven=False)
         if several is not None:
             known = self._better(known, several, number)
-        is_near = self._rate_of(known, number) >= NEAR * known.bound
-        if is_near or priced.fewest_stages > MOST_NEEDED:
+        if not thorough or priced.fewest_stages > MOST_NEEDED:
+            return known
+        if self._rate_of(known, number) >= NEAR * known.bound:
             return known
         return self._repeated(known, found, number)
 
@@ -112,7 +115,7 @@ class LargePool:
         bound = min(known.bound, search.run(self._rate_of(known, number)))
         if not self._is_tight:  # whole clusters take long, and come to hardly more
             return dataclasses.replace(known, bound=bound)
-        again = Pool(whole_clusters(found), found.fastest, bound, is_proven=False)
+        again = Pool(whole_clusters(found, LONG_DIVE), found.fastest, bound, is_proven=False)
         return self._better(known, again, number)
 
     def _better(self, one: Pool, other: Pool, number: int) -> Pool:
@@ -129,7 +132,8 @@ class LargePool:
         is_exact = self._table.last < self._boundaries
         pace = loose if is_exact else Pace(memory.thinned(self._boundaries), number)
         coarse = Pace(memory.thinned(BOUNDARIES), number)
-        return PoolSearch(pace, coarse, loose, self._traits).run()
+        search = PoolSearch(pace, coarse, loose, self._traits, is_thorough=self._settings.thorough)
+        return search.run()
 
     @functools.cached_property
     def _fastest_single(self) -> float:

@@ -156,35 +156,33 @@ class _WindowSearch:
     def _leaves(self) -> Suffixes:
         costs, pace = self._costs, self._pace
         pair, node = np.nonzero(costs.fits(1))
+        boundary, price = costs.start[pair], self._prices[node]
         loop = costs.leaf[pair, node]
         excess = pace.periods * costs.leaf_busy[pair, node] + costs.update[pair, node]
-        found = (costs.start[pair], self._prices[node], loop, excess)
-        return self._seen(*found, node[:, None], self._own[node])
+        kept, product = self._worth_enough(1, boundary, node, price, loop, excess)
+        node = node[kept]
+        found = boundary[kept], price[kept], loop[kept], excess[kept]
+        return Suffixes(*found, node[:, None], product, self._own[node])
 
-    def _seen(
-        self,
-        boundary: Ints,
-        price: Floats,
-        loop: Floats,
-        excess: Floats,
-        nodes: Ints,
-        counted: Sets,
-    ) -> Suffixes:
-        """Those of some suffixes that clusters worth enough can have."""
+    def _worth_enough(
+        self, stages: int, boundary: Ints, first: Ints, price: Floats, loop: Floats, excess: Floats
+    ) -> tuple[Ints, Floats]:
+        """Which of some suffixes clusters worth enough can have, and their least products."""
         final = np.where(boundary == 0, excess, np.maximum(excess, self._low_s))
         product = price * (self._pace.is_flushed * loop + final)
-        found = Suffixes(boundary, price, loop, excess, nodes, product, counted)
-        found = found.take((product < self._limit) & (excess <= self._high_s))
-        inner = np.flatnonzero(found.boundary)
-        first = found.nodes[inner, 0]
-        found.product[inner] = self._outlook.products(
-            nodes.shape[1],
-            (found.boundary[inner], first),
-            found.price[inner],
-            found.loop[inner] + 2.0 * self._costs.traits.latency_s[first],
-            found.excess[inner],
+        kept = np.flatnonzero((product < self._limit) & (excess <= self._high_s))
+        product = product[kept]
+        is_inner = boundary[kept] > 0
+        inner = kept[is_inner]
+        product[is_inner] = self._outlook.products(
+            stages,
+            (boundary[inner], first[inner]),
+            price[inner],
+            loop[inner] + 2.0 * self._costs.traits.latency_s[first[inner]],
+            excess[inner],
         )
-        return found.take(found.product < self._limit)
+        enough = product < self._limit
+        return kept[enough], product[enough]
 
     def _best(self, whole: Suffixes) -> Suffixes:
         """The best whole clusters."""
@@ -240,15 +238,20 @@ class _WindowSearch:
         row, node, start, pair = (each[kept] for each in (row, node, start, pair))
         link = link[kept]
         computing = costs.computing[pair, node]
+        price = suffixes.price[row] + self._prices[node]
         loop = suffixes.loop[row] + link + computing
         period = np.maximum(costs.busy[pair, node], loop / stages)
         own = pace.periods * period + costs.update[pair, node]
-        return self._seen(
-            start,
-            suffixes.price[row] + self._prices[node],
-            loop,
-            np.maximum(suffixes.excess[row], own),
+        excess = np.maximum(suffixes.excess[row], own)
+        worthy, product = self._worth_enough(stages, start, node, price, loop, excess)
+        row, node = row[worthy], node[worthy]
+        return Suffixes(
+            start[worthy],
+            price[worthy],
+            loop[worthy],
+            excess[worthy],
             np.concatenate((node[:, None], suffixes.nodes[row]), axis=1),
+            product,
             suffixes.counted[row] | self._own[node],
         )
 

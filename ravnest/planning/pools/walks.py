@@ -10,6 +10,7 @@ is rounded up to a few sizes as well.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from ravnest.planning.pools.costs import StageCosts
 
 _MOST_LEVELS = 12
 _MOST_SIZES = 16
+_FEW_KINDS = 4  # of stages: looking at each takes less time than a table by size
 
 
 class Ground:
@@ -28,6 +30,7 @@ class Ground:
         level: of the caller's nodes.
         num_levels: how many there are.
         groups, at_group: level and size of nodes alike in both, and where those of each begin.
+        at_level: where the nodes of each level begin.
         num_sizes: of memory, with an empty one after those of each kind of memory.
         first_sizes: of each kind of memory.
         seconds, excess: with the delay of links: [node, pair].
@@ -81,6 +84,7 @@ class Ground:
         of_both = (self.level * self.num_sizes + size)[self.order]
         self.at_group: Ints = np.flatnonzero(np.diff(of_both, prepend=-1))
         self.groups = np.divmod(of_both[self.at_group], self.num_sizes)
+        self.at_level: Ints = np.flatnonzero(np.diff(self.level[self.order], prepend=-1))
 
 
 class Walks:
@@ -93,9 +97,18 @@ class Walks:
         prices: of the nodes.
         slopes: prices of a second.
         most_excess: no stage has an E of more.
+        most_kinds: of stages that will be asked for; where they are few, each is looked at by
+            itself.
     """
 
-    def __init__(self, ground: Ground, prices: Floats, slopes: Floats, most_excess: float) -> None:
+    def __init__(
+        self,
+        ground: Ground,
+        prices: Floats,
+        slopes: Floats,
+        most_excess: float,
+        most_kinds: int,
+    ) -> None:
         self._ground, self._costs = ground, ground.costs
         self._prices, self._slopes = prices[ground.order], slopes
         self._most_excess = most_excess
@@ -104,17 +117,36 @@ class Walks:
         self._links: Floats = steepness[:, None, None] * ground.links
         self.none: Floats = np.full(self._links.shape, np.inf)
         self.none[..., 0] = 0.0
-        self._by_size = self._cheapest()
+        self._by_size = None if most_kinds <= _FEW_KINDS else self._cheapest()
 
     def _stage(self, place: int) -> Floats:
         """By a node of at least a level: [line, level, pair in order of end]."""
         kind = min(place, self._costs.num_kinds)
         if kind not in self._stages:
-            pairs = np.arange(len(self._costs.start))
-            sizes = self._ground.least_size[kind - 2]
-            tables = [self._by_size[:, :, size, pairs] for size in sizes]
-            self._stages[kind] = np.minimum.reduce(tables)[..., self._ground.by_end]
+            found = self._of_kind(kind) if self._by_size is None else self._by_sizes(kind)
+            self._stages[kind] = found[..., self._ground.by_end]
         return self._stages[kind]
+
+    def _by_sizes(self, kind: int) -> Floats:
+        assert self._by_size is not None
+        pairs = np.arange(len(self._costs.start))
+        sizes = self._ground.least_size[kind - 2]
+        found: Floats = np.minimum.reduce([self._by_size[:, :, size, pairs] for size in sizes])
+        return found
+
+    def _of_kind(self, kind: int) -> Floats:
+        """By a node of at least a level: [line, level, pair]."""
+        ground = self._ground
+        fits = self._costs.fits(kind).T[ground.order] & (ground.excess <= self._most_excess)
+        bare = np.where(fits, 0.0, np.inf)
+        lines = [_least_of_parts(cost, ground.at_level) for cost in self._costs_of_stages(bare)]
+        return least_of_higher(np.stack(lines))
+
+    def _costs_of_stages(self, bare: Floats) -> Iterator[Floats]:
+        """Of every line: [node, pair]."""
+        for slope in self._slopes.tolist():
+            yield slope * self._ground.seconds + bare + self._prices[:, None]
+        yield self._ground.seconds + bare
 
     def _cheapest(self) -> Floats:
         """By a node of at least a level and a size: [line, level, size, pair]."""
@@ -122,12 +154,7 @@ class Walks:
         bare = np.where(ground.excess <= self._most_excess, 0.0, np.inf)
         shape = len(self._slopes) + 1, ground.num_levels, ground.num_sizes, bare.shape[1]
         found = np.full(shape, np.inf)
-        for index in range(len(found)):
-            is_time = index == len(self._slopes)
-            slope = 1.0 if is_time else float(self._slopes[index])
-            cost = slope * ground.seconds + bare
-            if not is_time:
-                cost += self._prices[:, None]
+        for index, cost in enumerate(self._costs_of_stages(bare)):
             found[index][ground.groups] = _least_of_parts(cost, ground.at_group)
         found = least_of_higher(found)
         end = ground.num_sizes

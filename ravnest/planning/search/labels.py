@@ -32,33 +32,27 @@ def relaxed_pair(excess: Floats, loop: Floats) -> tuple[Floats, Floats]:
 
 
 def pareto_points(excess: Floats, loop: Floats, most: int) -> tuple[Floats, Floats, Ints, bool]:
-    """The Pareto points of candidates in the last axis, by ascending excess.
+    """The Pareto points of candidates [row, candidate], by ascending excess.
 
     Returns:
-        Excess, loop and index of each, infinite (index 0) where there are fewer than `most`; and
-        whether there were more than that, of which then those with the most excess are missing.
+        Excess, loop and index of each [row, point], infinite (index 0) where there are fewer than
+        `most`; and whether there were more than that, of which then those with the most excess are
+        missing.
     """
-    excesses, loops, indices = [], [], []
+    shape = len(excess), most
+    excesses, loops = np.full(shape, np.inf), np.full(shape, np.inf)
+    indices: Ints = np.zeros(shape, dtype=np.int64)
+    rows = np.arange(len(excess))
     remaining = excess
-    for _ in range(most):
-        least = remaining.min(axis=-1)
-        limit = (least * _EQUAL)[..., None]
-        index = np.where(remaining <= limit, loop, np.inf).argmin(axis=-1)[..., None]
-        found = np.take_along_axis(remaining, index, axis=-1)
-        its_loop = np.take_along_axis(loop, index, axis=-1)
-        is_found = np.isfinite(found)
-        excesses.append(found[..., 0])
-        loops.append(np.where(is_found, its_loop, np.inf)[..., 0])
-        indices.append(index[..., 0])
-        remaining = np.where(is_found & (loop * _EQUAL < its_loop), remaining, np.inf)
+    for place in range(most):
+        limit = remaining.min(axis=1) * _EQUAL
+        index = np.where(remaining <= limit[:, None], loop, np.inf).argmin(axis=1)
+        found, its_loop = remaining[rows, index], loop[rows, index]
+        its_loop[~np.isfinite(found)] = np.inf
+        excesses[:, place], loops[:, place], indices[:, place] = found, its_loop, index
+        is_shorter = loop * _EQUAL < its_loop[:, None]
+        is_shorter[its_loop == np.inf] = False
+        remaining = np.where(is_shorter, remaining, np.inf)
         if not np.isfinite(remaining).any():
-            break
-    overflow = bool(np.isfinite(remaining).any())
-    missing = most - len(excesses)
-    blank = np.full_like(excesses[0], np.inf)
-    return (
-        np.stack(excesses + [blank] * missing, axis=-1),
-        np.stack(loops + [blank] * missing, axis=-1),
-        np.stack(indices + [np.zeros_like(indices[0])] * missing, axis=-1),
-        overflow,
-    )
+            return excesses, loops, indices, False
+    return excesses, loops, indices, True

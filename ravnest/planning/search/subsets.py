@@ -238,13 +238,18 @@ class _Exact:
         excess = self._excess[before]
         loop = self._loop[before] + links[:, :, None, :]
         rows, classes, labels, size = excess.shape
-        flat = (rows, classes * labels, size)
-        points = pareto_points(
-            np.moveaxis(excess.reshape(flat), 1, 2), np.moveaxis(loop.reshape(flat), 1, 2), labels
+        excess, loop = (
+            np.moveaxis(each.reshape(rows, classes * labels, size), 1, 2).reshape(rows * size, -1)
+            for each in (excess, loop)
         )
-        self._merge_from[after, new] = np.moveaxis(points[2], 2, 1)
-        self.overflow |= points[3]
-        return np.moveaxis(points[0], 2, 1), np.moveaxis(points[1], 2, 1)
+        least, shortest, came, overflow = pareto_points(excess, loop, labels)
+        self.overflow |= overflow
+        shape = rows, size, labels
+        self._merge_from[after, new] = np.moveaxis(came.reshape(shape), 2, 1)
+        return (
+            np.moveaxis(least.reshape(shape), 2, 1),
+            np.moveaxis(shortest.reshape(shape), 2, 1),
+        )
 
     def _traced(self, first: int, label: int, step_s: float) -> Arrangement:
         subset, start = self._subsets.everything, 0
