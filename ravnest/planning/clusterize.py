@@ -115,7 +115,7 @@ def clusterize(
             too little for it.
         dry_run: make the plan and print it, but split, test and write nothing.
         thorough: with many nodes, look longer for a better plan, and for a proof of how near the
-            best it is: seconds to minutes instead of a second to some fifteen.
+            best it is: up to minutes instead of seconds.
 
     Returns:
         The plan as written; its `str()` is what is printed. With `dry_run` it has neither a hash

@@ -1,4 +1,4 @@
-"""Nodes that are like others, and prices of many nodes told by those of a few.
+"""Nodes that are like others, parts of a pool, and prices of many nodes told by those of a few.
 
 A price over speed changes little between nodes that are nearly alike. So the prices of a few nodes
 spread over the pool, each node's being a mean of those of the nearest of them, come near the best
@@ -60,6 +60,12 @@ def spread(traits: Traits, worth: Floats, number: int) -> tuple[sparse.csr_matri
     rows = np.repeat(np.arange(len(traits)), index.shape[1])
     shape = len(traits), number
     return sparse.csr_matrix((share.ravel(), (rows, index.ravel())), shape=shape), chosen
+
+
+def dealt(traits: Traits, number: int) -> list[Ints]:
+    """All nodes in so many parts, each much like the whole."""
+    order = _sorted(traits)
+    return [np.sort(order[first::number]) for first in range(number)]
 
 
 def _sorted(traits: Traits) -> Ints:

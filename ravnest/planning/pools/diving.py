@@ -54,7 +54,7 @@ class DiveEffort:
     part: float
 
 
-SHORT_DIVE = DiveEffort(worth=0.95, improved=6, again=1, part=0.3)
+SHORT_DIVE = DiveEffort(worth=0.97, improved=3, again=1, part=0.3)
 LONG_DIVE = DiveEffort(worth=0.9, improved=12, again=3, part=0.15)
 
 _Key: TypeAlias = tuple[int, ...]

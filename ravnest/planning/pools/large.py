@@ -37,13 +37,10 @@ _LEAST_PRICE = 0.02  # over what a node would be worth if it could compute all t
 _COUNTED = 0.3  # the same for nodes that count
 _NARROW = 1.1
 _KEPT = 12 * 10**6  # nodes, boundaries and suffixes of a length that are kept, multiplied
-# Stages that are looked at, over suffixes that are kept. With so many nodes that this will not do,
-# more hardly ever does.
-_TRIED, _TRIED_OF_MANY = 16_000, 4_000
-_MANY = 60  # nodes
+_LEAST_KEPT = 1000
+_ENOUGH = 1.025  # in the end: less of it proves more and takes longer
 _ANY_LENGTH = 10**9
 MOST_NEEDED = 4  # stages
-_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class _Step:
 
     Attributes:
         enough: rate over price from which on.
-        most_stages: of their stages.
+        most_stages: of their stages, unless none has so few.
         most_kept, narrow: see `Wanted`.
     """
 
@@ -62,13 +59,42 @@ class _Step:
     narrow: float = 1.3
 
 
-_QUICK = (_Step(1.2, 3, 1000, WIDEST), _Step(1.03, 3, 3000, WIDEST))
-_QUICK_ROUNDS = 2
-_QUICK_KEPT, _QUICK_TRIED = 3000, 400
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How long to look.
 
-# Short clusters are quickly looked through, and say most about prices.
-_FIRST = (_Step(1.2, 3, 1000, WIDEST), _Step(1.03, 3, 3000, WIDEST), _Step(1.06, _ANY_LENGTH, 1000))
-_ENOUGH = 1.025  # in the end: less of it proves more and takes longer
+    Short clusters are quickly looked through, and say most about prices. Where there is time for
+    all of them, a last step looks at clusters of any length, and with that the prices are a proof.
+
+    Attributes:
+        steps: before the last.
+        rounds: of prices for each step, at most.
+        most_tried: see `Wanted`.
+        most_kept: the same of the last step.
+        is_hopeful: there is a last step though the steps before it had too many clusters.
+    """
+
+    steps: tuple[_Step, ...]
+    rounds: int
+    most_tried: int
+    most_kept: int
+    is_hopeful: bool
+
+
+_SHORT = (_Step(1.2, 3, 1000, WIDEST), _Step(1.03, 3, 3000, WIDEST))
+QUICK = Look(_SHORT, 2, 400, 3000, is_hopeful=False)
+"""For a good plan, and a proof where that is cheap."""
+
+_BY_LENGTH = (*_SHORT, _Step(1.06, _ANY_LENGTH, 1000))
+PROVING = Look(_BY_LENGTH, 8, 4_000, 8000, is_hopeful=True)
+"""For a proof: with so many nodes that this will not do, more hardly ever does."""
+PROVING_FEW = Look(_BY_LENGTH, 8, 16_000, 8000, is_hopeful=True)
+
+COLLECTING = Look(_SHORT, 2, 400, 0, is_hopeful=False)
+"""For clusters alone."""
+COLLECTING_FAST = Look(
+    (_Step(1.15, 3, 1500, WIDEST), _Step(1.03, 3, 3000, WIDEST)), 1, 400, 0, is_hopeful=False
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,39 +121,42 @@ class PoolSearch:
         pace: along the cuts that clusters may have.
         coarse: along fewer, for the first prices.
         loose: that bounds clusters along all cuts; may be `pace` itself.
-        is_thorough: the bound matters too, and takes most of the time.
+        look: how long.
     """
 
-    def __init__(
-        self, pace: Pace, coarse: Pace, loose: Pace, traits: Traits, *, is_thorough: bool
-    ) -> None:
-        self._traits, self._coarse = traits, coarse
+    def __init__(self, pace: Pace, coarse: Pace, loose: Pace, traits: Traits, look: Look) -> None:
+        self._traits, self._coarse, self._look = traits, coarse, look
         self._is_exact = loose is pace
         self._ground = Ground(StageCosts(loose, traits))
         self._columns = Columns(pace, traits)
         self._rates: dict[tuple[int, ...], float] = {}  # as the bound sees them
         self._worth = traits.flops / max(float(pace.work[0, -1]), 1e-300)
-        self._is_thorough = is_thorough
-        self._rounds = _ROUNDS if is_thorough else _QUICK_ROUNDS
-        self._tried = _TRIED if len(traits) <= _MANY else _TRIED_OF_MANY
-        self._kept = min(max(_KEPT // (len(traits) * loose.size), 1000), 8000)
-        if not is_thorough:
-            self._kept, self._tried = min(self._kept, _QUICK_KEPT), _QUICK_TRIED
+        self._fewest = 0  # stages of clusters of more than two nodes
 
     def run(self) -> Pool:
         """Looks for clusters and for prices."""
-        if self._survey() > MOST_NEEDED:  # there are far too many clusters to look at
+        columns, is_complete = self.collected()
+        if columns is None:
             return Pool([], None, np.inf, is_proven=False)
-        bound, is_complete = np.inf, False
-        for step in _FIRST if self._is_thorough else _QUICK:
-            bound, is_complete = self._priced(step)
-        if is_complete or self._is_thorough:  # else longer ones are far too many
-            step = _Step(_ENOUGH, _ANY_LENGTH, self._kept)
-            bound, is_complete = self._priced(step, is_last=True)
-        else:
-            bound = np.inf
-        columns = self._columns
-        return Pool(whole_clusters(columns, LONG_DIVE), columns.fastest, bound, is_complete)
+        bound, is_proven = np.inf, False
+        if is_complete or self._look.is_hopeful:
+            size = len(self._traits) * self._ground.costs.pace.size
+            kept = min(max(_KEPT // size, _LEAST_KEPT), self._look.most_kept)
+            bound, is_proven = self._priced(_Step(_ENOUGH, _ANY_LENGTH, kept), is_last=True)
+        return Pool(whole_clusters(columns, LONG_DIVE), columns.fastest, bound, is_proven)
+
+    def collected(self) -> tuple[Columns | None, bool]:
+        """The clusters of all steps but the last, and whether the last of those looked at all.
+
+        None where even the shortest clusters are too long: there are far too many to look at.
+        """
+        self._fewest = self._survey()
+        if self._fewest > MOST_NEEDED:
+            return None, False
+        is_complete = False
+        for step in self._look.steps:
+            _, is_complete = self._priced(step)
+        return self._columns, is_complete
 
     def _survey(self) -> int:
         """First clusters; the fewest stages of those of more than two nodes."""
@@ -152,10 +181,11 @@ class PoolSearch:
     def _priced(self, step: _Step, *, is_last: bool = False) -> tuple[float, bool]:
         """A bound, by prices that clusters are hardly worth more than; whether that is proven."""
         best = np.inf, False
-        for _ in range(self._rounds):
+        for _ in range(self._look.rounds):
             prices = duals(self._rates, _LEAST_PRICE * self._worth)
             counted = prices > _COUNTED * self._worth
-            limits = step.most_stages, step.most_kept, self._tried, step.narrow
+            stages = max(step.most_stages, self._fewest)
+            limits = stages, step.most_kept, self._look.most_tried, step.narrow
             wanted = Wanted(prices, counted, step.enough, *limits)
             seen = worthy_clusters(self._ground, wanted)
             best = min(best, (float(prices.sum()) * seen.ratio, seen.is_complete))

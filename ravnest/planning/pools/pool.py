@@ -13,9 +13,20 @@ from ravnest.plan.model import NodeSpec
 from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.inputs.settings import PlanningSettings
 from ravnest.planning.inputs.table import Bools, CostTable, Floats, Ints
+from ravnest.planning.pools.alike import dealt
 from ravnest.planning.pools.columns import Columns
 from ravnest.planning.pools.diving import LONG_DIVE, SHORT_DIVE, whole_clusters
-from ravnest.planning.pools.large import MOST_NEEDED, Pool, PoolSearch, fastest_cluster
+from ravnest.planning.pools.large import (
+    COLLECTING,
+    COLLECTING_FAST,
+    MOST_NEEDED,
+    PROVING,
+    PROVING_FEW,
+    QUICK,
+    Pool,
+    PoolSearch,
+    fastest_cluster,
+)
 from ravnest.planning.pools.prices import Pricing
 from ravnest.planning.pools.reach import Reach
 from ravnest.planning.pools.repeated import NEAR, RepeatedSearch
@@ -32,7 +43,10 @@ SLICES = 41
 """Boundaries, or slices of the graph between them, that searches and bounds with more time do."""
 
 FEW = 100
-"""Nodes up to which clusters are looked for one by one."""
+"""Nodes up to which clusters are looked for one by one, in larger pools in parts of no more."""
+
+_PROVEN_WITH_EASE = 60
+"""Nodes up to which looking at very many clusters may end in a proof."""
 
 MOST_TIGHT = 400
 """Nodes up to which the bound of larger pools is as tight as it can be made."""
@@ -65,7 +79,7 @@ class LargePool:
         self._table, self._settings = table, settings
         self._nodes = sorted(nodes, key=lambda node: node.node_id)
         self._traits = Traits.of(self._nodes)
-        self._effort = WindowEffort.for_nodes(len(self._nodes), is_thorough=settings.thorough)
+        self._effort = WindowEffort.for_nodes(len(self._nodes))
 
     def best(self) -> tuple[Division | None, float]:
         """The division, None where no cluster was found, and a rate that no plan has more of."""
@@ -88,18 +102,26 @@ class LargePool:
 
     def _search(self, number: int) -> Pool:
         """One by one where there is time for all clusters, else by windows."""
-        thorough = self._settings.thorough
-        several = self._one_by_one(number) if len(self._nodes) <= FEW else None
-        if several is not None and (several.is_proven or (several.clusters and not thorough)):
-            return several
+        thorough, several, parts = self._settings.thorough, None, None
+        if len(self._nodes) <= FEW:
+            several = self._one_by_one(number)
+            if several.is_proven or (several.clusters and not thorough):
+                return several
+        else:
+            parts = self._in_parts(number)
+            if parts is not None and not thorough:
+                chosen = whole_clusters(parts, SHORT_DIVE)
+                return Pool(chosen, parts.fastest, np.inf, is_proven=False)
         priced = search_pool(
             Pace(self._memory(number).thinned(BOUNDARIES), number), self._traits, self._effort
         )
         pricing = Pricing(self._loose(number), self._traits, knows_triples=self._is_tight)
         bound = upper_bound(Reach(pricing), priced.prices, self._effort.windows)
         found = priced.columns
-        dive = LONG_DIVE if thorough or self._is_tight else SHORT_DIVE
-        known = Pool(whole_clusters(found, dive), found.fastest, bound, is_proven=False)
+        if parts is not None:
+            parts.add(order for order, _ in found.found.values())
+            found = parts
+        known = Pool(whole_clusters(found, LONG_DIVE), found.fastest, bound, is_proven=False)
         if several is not None:
             known = self._better(known, several, number)
         if not thorough or priced.fewest_stages > MOST_NEEDED:
@@ -128,12 +150,29 @@ class LargePool:
         return 0.0 if found is None else found.rate
 
     def _one_by_one(self, number: int) -> Pool:
-        memory, loose = self._memory(number), self._loose(number)
-        is_exact = self._table.last < self._boundaries
-        pace = loose if is_exact else Pace(memory.thinned(self._boundaries), number)
-        coarse = Pace(memory.thinned(BOUNDARIES), number)
-        search = PoolSearch(pace, coarse, loose, self._traits, is_thorough=self._settings.thorough)
-        return search.run()
+        look = QUICK
+        if self._settings.thorough:
+            look = PROVING_FEW if len(self._nodes) <= _PROVEN_WITH_EASE else PROVING
+        return PoolSearch(*self._paces(number), self._traits, look).run()
+
+    def _in_parts(self, number: int) -> Columns | None:
+        """Clusters of nodes of one part each; None where too many would have to be looked at."""
+        look = COLLECTING if self._is_tight or self._settings.thorough else COLLECTING_FAST
+        paces = self._paces(number)
+        found = Columns(paces[0], self._traits)
+        for part in dealt(self._traits, -(-len(self._nodes) // FEW)):
+            columns, _ = PoolSearch(*paces, self._traits.take(part), look).collected()
+            if columns is None:
+                return None
+            for order, rate in columns.found.values():
+                found.add_rated(tuple(part[list(order)].tolist()), rate)
+        return found
+
+    def _paces(self, number: int) -> tuple[Pace, Pace, Pace]:
+        """Along the cuts that clusters may have, along fewer, and a bound for all."""
+        memory, loose = self._memory(number), self._loose(number, SLICES)
+        pace = loose if self._table.last < SLICES else Pace(memory.thinned(SLICES), number)
+        return pace, Pace(memory.thinned(BOUNDARIES), number), loose
 
     @functools.cached_property
     def _fastest_single(self) -> float:
@@ -160,15 +199,10 @@ class LargePool:
         """Whether there is time for a bound that looks at more cuts, and at all triples."""
         return len(self._nodes) <= MOST_TIGHT
 
-    @property
-    def _boundaries(self) -> int:
-        """That clusters are looked for along."""
-        return SLICES if len(self._nodes) <= FEW else BOUNDARIES
-
     def _division(self, orders: Sequence[tuple[int, ...]], number: int) -> Division | None:
         if not orders:
             return None
-        search = ClusterSearch(self._table, self._settings, number, self._boundaries)
+        search = ClusterSearch(self._table, self._settings, number, SLICES)
         clusters: list[Cluster] = []
         used: set[int] = set()
         for order in orders:

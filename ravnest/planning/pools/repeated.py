@@ -30,7 +30,7 @@ _LEAST_PRICE = 0.02  # over what a node would be worth if it could compute all t
 _LIKE = 3  # nodes that are tried in the place of one that is in a cluster twice
 _PAIRS = 1000  # that are taken in at once
 _NARROW, _WIDEST = 1.03, 1.15  # windows in which clusters are looked at one by one
-_KEPT, _TRIED = 30_000, 2_000
+_KEPT, _TRIED = 80_000, 4_000
 _ANY_LENGTH = 10**9
 NEAR = 0.95
 """Of a bound: for plans that are, no better one is looked for."""
@@ -72,6 +72,8 @@ _ONE_BY_ONE_OF_MANY = (
     _Step(300, 1.06, 0.95, _NARROW),
     _Step(300, 1.05, 0.97, _NARROW),
     _Step(300, 1.04, 0.97, _NARROW),
+    _Step(300, 1.04, 0.97, _NARROW),
+    _Step(300, 1.03, 0.97, _NARROW),
 )
 _MANY = 400  # nodes
 

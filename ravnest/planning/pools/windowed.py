@@ -47,15 +47,13 @@ class WindowEffort:
     windows: int
 
     @classmethod
-    def for_nodes(cls, number: int, *, is_thorough: bool) -> WindowEffort:
-        """What takes some seconds, or leaves the fewest prices to a search that proves a bound."""
+    def for_nodes(cls, number: int) -> WindowEffort:
+        """What takes a second or so up to 100 nodes, and some ten up to 1,000."""
         if number <= _FEW:
             return cls(2, 7, 0.1, 1.35, 24)
         if number <= _SOME:
             return cls(2, 4, 0.5, 1.35, 16)
-        if is_thorough:
-            return cls(3, 8, 0.5, 1.3, 32) if number <= _MORE else cls(3, 2, 0.5, 1.35, 24)
-        return cls(3, 5, 0.5, 1.35, 16) if number <= _MORE else cls(2, 1, 0.5, 1.35, 16)
+        return cls(3, 8, 0.5, 1.3, 32) if number <= _MORE else cls(3, 2, 0.5, 1.35, 24)
 
 
 @dataclass(frozen=True, slots=True)
