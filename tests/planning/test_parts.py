@@ -34,4 +34,5 @@ def test_a_pool_is_worth_as_much_as_its_parts_and_has_every_node_once() -> None:
     parts = dealt(Traits.of(nodes), 2)
     by_part = [form_clusters(table, [nodes[i] for i in part], settings) for part in parts]
     assert whole.searched_rate >= 0.99 * sum(each.searched_rate for each in by_part)
-    assert np.isfinite(whole.upper_bound) and whole.searched_rate <= whole.upper_bound
+    assert np.isfinite(whole.upper_bound)
+    assert whole.searched_rate <= whole.upper_bound
