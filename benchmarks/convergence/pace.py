@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ravnest.planning.slack import choose_slacks
 from ravnest.planning.timing.parts import LinkTime, PipelineTime, StageTime
+from ravnest.planning.timing.slack import choose_slacks
 from ravnest.planning.timing.steady import steady_state
 from ravnest.stage.schedule import Schedule
 

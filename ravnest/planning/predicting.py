@@ -34,9 +34,9 @@ from ravnest.planning.rings import owner_of
 from ravnest.planning.round_times import AveragingRound
 from ravnest.planning.search.ordering import Cluster
 from ravnest.planning.search.pace import latency_of, rate_between, rate_of, work_factor
-from ravnest.planning.short_steps import choose_short_steps
-from ravnest.planning.slack import choose_slacks
 from ravnest.planning.timing.parts import ExchangeTime, MessageTime, PipelineTime, StageTime
+from ravnest.planning.timing.short_steps import choose_short_steps
+from ravnest.planning.timing.slack import choose_slacks
 from ravnest.planning.timing.steady import SteadyState, bottleneck, steady_state
 from ravnest.wire.compression import AUTO
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ravnest.planning.short_steps import choose_short_steps
 from ravnest.planning.timing.parts import LinkTime, PipelineTime, StageTime
+from ravnest.planning.timing.short_steps import choose_short_steps
 from ravnest.planning.timing.steady import steady_state
 from ravnest.stage.actions import list_actions
 from ravnest.stage.position import StagePosition

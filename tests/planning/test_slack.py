@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ravnest import clusterize
-from ravnest.planning.slack import choose_slacks
 from ravnest.planning.timing.parts import LinkTime, PipelineTime, StageTime
+from ravnest.planning.timing.slack import choose_slacks
 from ravnest.planning.timing.steady import steady_state
 from ravnest.stage.schedule import Schedule
 

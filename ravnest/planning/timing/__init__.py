@@ -1,1 +1,1 @@
-"""The time model: how long an optimizer step of a pipeline takes, exactly, by its schedule."""
+"""The time model: how long a pipeline's step takes, by its schedule, and what it pays to start early."""
