@@ -101,20 +101,21 @@ class LargePool:
         return max(rate, min(max(bound, self._fastest_single), self._total_speed()))
 
     def _search(self, number: int) -> Pool:
-        """One by one where there is time for all clusters, else by windows."""
+        """One by one, in parts where nodes are many; else, or for a proof, by windows."""
         thorough, several, parts = self._settings.thorough, None, None
         if len(self._nodes) <= FEW:
             several = self._one_by_one(number)
-            if several.is_proven or (several.clusters and not thorough):
-                return several
-        else:
-            parts = self._in_parts(number)
-            if parts is not None and not thorough:
-                chosen = whole_clusters(parts, SHORT_DIVE)
-                return Pool(chosen, parts.fastest, np.inf, is_proven=False)
-        priced = search_pool(
-            Pace(self._memory(number).thinned(BOUNDARIES), number), self._traits, self._effort
-        )
+        elif (parts := self._in_parts(number)) is not None and not thorough:
+            chosen = whole_clusters(parts, SHORT_DIVE)
+            several = Pool(chosen, parts.fastest, np.inf, is_proven=False)
+        if several is not None and (several.is_proven or (several.clusters and not thorough)):
+            return several
+        return self._by_windows(number, several, parts)
+
+    def _by_windows(self, number: int, several: Pool | None, parts: Columns | None) -> Pool:
+        """Also out of what was found otherwise, and with a closer bound when that is asked for."""
+        pace = Pace(self._memory(number).thinned(BOUNDARIES), number)
+        priced = search_pool(pace, self._traits, self._effort)
         pricing = Pricing(self._loose(number), self._traits, knows_triples=self._is_tight)
         bound = upper_bound(Reach(pricing), priced.prices, self._effort.windows)
         found = priced.columns
@@ -124,7 +125,7 @@ class LargePool:
         known = Pool(whole_clusters(found, LONG_DIVE), found.fastest, bound, is_proven=False)
         if several is not None:
             known = self._better(known, several, number)
-        if not thorough or priced.fewest_stages > MOST_NEEDED:
+        if not self._settings.thorough or priced.fewest_stages > MOST_NEEDED:
             return known
         if self._rate_of(known, number) >= NEAR * known.bound:
             return known

@@ -1,1 +1,1 @@
-"""The time model: how long a pipeline's step takes, by its schedule, and what it pays to start early."""
+"""How long a step of a pipeline takes, by its schedule, and what it pays to start early."""
