@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -22,6 +23,7 @@ from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.clustering.clusters import Formation, form_clusters
 from ravnest.planning.inputs.settings import PlanningSettings
 from ravnest.planning.inputs.table import cost_table
+from ravnest.planning.pools import pool as large_pool
 from ravnest.planning.pools.pool import LargePool, LooseBoundaries
 from ravnest.planning.search.pace import Pace
 from ravnest.stage.schedule import Schedule
@@ -179,6 +181,27 @@ def test_a_longer_look_brings_bound_and_plan_nearer_to_each_other() -> None:
     assert quick.searched_rate >= 0.95 * thorough.searched_rate
     assert [each for each in quick.assumed if "thorough=True" in each]
     assert not [each for each in thorough.assumed if "thorough=True" in each]
+
+
+def test_nodes_of_which_only_long_clusters_make_use_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three of the largest hold the model as well, and would leave much of the pool idle."""
+    draw = random.Random(1)
+    costs = gpt(24, 592, samples=1, tokens=64, vocabulary=1000)
+    nodes = [
+        dataclasses.replace(each, memory_bytes=int(draw.choice(_LITTLE_GB) * 1e9))
+        for each in pool(40, 8)
+    ]
+    formation = form_clusters(cost_table(costs), nodes, PlanningSettings())
+    _check(formation, costs, nodes)
+    monkeypatch.setattr(large_pool, "_MOST_USED", 0.0)
+    short = form_clusters(cost_table(costs), nodes, PlanningSettings())
+    assert formation.searched_rate > 1.02 * short.searched_rate
+    assert len(formation.unused) < len(short.unused)
+
+
+_LITTLE_GB = (0.9, 0.9, 1.1, 1.7)
 
 
 def _is_small(node: NodeSpec) -> bool:

@@ -103,15 +103,15 @@ def _cost(times: StageTimes, costs: GraphCosts, stage: tuple[int, int, int]) -> 
         return None
     computing = sum(3 * costs.forward_flops[i] + 60 * costs.output_bytes[i] for i in inside)
     computing += 35 * sum(t.num_bytes for t in costs.stored if t.trainable and t.position in inside)
-    sending = 0.0
+    sent = received = 0
     if index + 1 < len(nodes):
-        rate = min(node.bandwidth_bps, nodes[index + 1].bandwidth_bps) / 8
-        sending += costs.cuts[end - 1].forward_bytes / rate
+        sent += costs.cuts[end - 1].forward_bytes
+        received += costs.cuts[end - 1].backward_bytes
     if index > 0:
-        rate = min(node.bandwidth_bps, nodes[index - 1].bandwidth_bps) / 8
-        sending += costs.cuts[start - 1].backward_bytes / rate
-    sending += _exchanged(costs, stage) / (node.bandwidth_bps / 8)
-    return max(computing / (node.flops or 0), sending)
+        sent += costs.cuts[start - 1].backward_bytes
+        received += costs.cuts[start - 1].forward_bytes
+    passing = max(sent, received) + _exchanged(costs, stage)
+    return max(computing / (node.flops or 0), passing / (node.bandwidth_bps / 8))
 
 
 @settings(max_examples=300)

@@ -45,6 +45,9 @@ SLICES = 41
 FEW = 100
 """Nodes up to which clusters are looked for one by one, in larger pools in parts of no more."""
 
+_MOST_USED = 0.75
+"""Of what all nodes compute: where short clusters leave more unused, longer ones are needed."""
+
 _PROVEN_WITH_EASE = 60
 """Nodes up to which looking at very many clusters may end in a proof."""
 
@@ -101,16 +104,27 @@ class LargePool:
         return max(rate, min(max(bound, self._fastest_single), self._total_speed()))
 
     def _search(self, number: int) -> Pool:
-        """One by one, in parts where nodes are many; else, or for a proof, by windows."""
+        """One by one, in parts where nodes are many.
+
+        By windows too for a proof, or where long clusters are needed: those are not looked at one
+        by one without the time for a proof.
+        """
         thorough, several, parts = self._settings.thorough, None, None
         if len(self._nodes) <= FEW:
             several = self._one_by_one(number)
         elif (parts := self._in_parts(number)) is not None and not thorough:
             chosen = whole_clusters(parts, SHORT_DIVE)
             several = Pool(chosen, parts.fastest, np.inf, is_proven=False)
-        if several is not None and (several.is_proven or (several.clusters and not thorough)):
-            return several
+        if several is not None:
+            is_good = self._used(several) >= _MOST_USED
+            if several.is_proven or (is_good and not thorough):
+                return several
         return self._by_windows(number, several, parts)
+
+    def _used(self, pool: Pool) -> float:
+        """Share of all that nodes compute, of those that are in clusters."""
+        nodes = [node for cluster in pool.clusters for node in cluster]
+        return float(self._traits.flops[nodes].sum() / self._traits.flops.sum())
 
     def _by_windows(self, number: int, several: Pool | None, parts: Columns | None) -> Pool:
         """Also out of what was found otherwise, and with a closer bound when that is asked for."""
