@@ -1,7 +1,7 @@
 """How a frame gets from the thread that computes to the transport.
 
-From a processor at once: encoding hardly copies. From an accelerator in a thread of its own, so
-that the next pass is launched while the outputs of the last are still computed, copied or packed.
+In a thread of its own, so that the next pass begins while the outputs of the last are still
+computed, copied or packed. Only where torch may not be called from a second thread, at once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import abc
 import queue
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,16 +19,17 @@ from ravnest.transport.interface import Message, Transport
 from ravnest.wire.codec import encode
 from ravnest.wire.frame import Codec, Frame
 
+ReasonOf = Callable[[Exception], str]
+
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A frame and where it goes; `purpose` as in `Transport.send`."""
+    """A frame and where it goes."""
 
     peer: int
     lane: str
     frame: Frame
     codec: Codec
-    purpose: str
 
 
 class Courier(abc.ABC):
@@ -46,17 +49,23 @@ class Courier(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Sends what is left, then closes the transport."""
+        """Sends what is left, then closes the transport; raises as `check`."""
 
     @abc.abstractmethod
     def abort(self, reason: str) -> None:
         """Drops what is left and aborts the transport; never raises."""
 
 
-def courier_for(device: torch.device, transport: Transport) -> Courier:
-    """Who takes the frames of a stage on that device."""
+def courier_for(device: torch.device, transport: Transport, reason_of: ReasonOf) -> Courier:
+    """Who takes the frames of a stage on that device.
+
+    Args:
+        reason_of: what the other nodes are told of a failure.
+    """
     if device.type == "cuda":
-        return OffloadingCourier(device, transport)
+        return OffloadingCourier(transport, reason_of, device)
+    if device.type == "cpu":
+        return OffloadingCourier(transport, reason_of)
     return PromptCourier(transport)
 
 
@@ -80,17 +89,26 @@ class PromptCourier(Courier):
 
 
 class OffloadingCourier(Courier):
-    """Copies, encodes and sends in one thread, on a stream of its own.
+    """Encodes and sends in one thread, and copies there from CUDA, on a stream of its own.
 
-    A frame's values are those of when it was handed over: an event on the stream that computes
-    goes with it. The thread sends in the order of the calls, so a lane that is full holds up the
-    others just as it would if the calls themselves did the sending.
+    A frame's values are those of when it was handed over: from CUDA an event on the stream that
+    computes goes with it. The thread sends in the order of the calls, so a lane that is full holds
+    up the others just as it would if the calls themselves did the sending. How many frames wait is
+    up to who sends: a schedule has only so many microbatches in flight.
+
+    Args:
+        device: a CUDA device, or None for frames of the processor's memory.
     """
 
-    def __init__(self, device: torch.device, transport: Transport) -> None:
-        self._device = device
+    def __init__(
+        self, transport: Transport, reason_of: ReasonOf, device: torch.device | None = None
+    ) -> None:
         self._transport = transport
-        self._queue: queue.SimpleQueue[tuple[Parcel, torch.cuda.Event] | None] = queue.SimpleQueue()
+        self._reason_of = reason_of
+        self._device = device
+        self._queue: queue.SimpleQueue[tuple[Parcel, torch.cuda.Event | None] | None] = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._work, name="ravnest-courier", daemon=True)
         self._is_abandoned = False
         self._failure: Exception | None = None
@@ -99,9 +117,7 @@ class OffloadingCourier(Courier):
         self.check()
         if self._thread.ident is None:
             self._thread.start()
-        computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        computed.record(torch.cuda.current_stream(self._device))
-        self._queue.put((parcel, computed))
+        self._queue.put((parcel, None if self._device is None else _computed_on(self._device)))
 
     def check(self) -> None:
         if self._failure is not None:
@@ -110,6 +126,7 @@ class OffloadingCourier(Courier):
     def close(self) -> None:
         self._end_thread()
         self._transport.close()
+        self.check()
 
     def abort(self, reason: str) -> None:
         self._is_abandoned = True
@@ -122,22 +139,41 @@ class OffloadingCourier(Courier):
             self._thread.join()
 
     def _work(self) -> None:
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         try:
-            with torch.cuda.stream(stream):
+            with _stream_on(self._device) as stream:
                 while (item := self._queue.get()) is not None and not self._is_abandoned:
                     parcel, computed = item
-                    stream.wait_event(computed)
+                    if stream is not None and computed is not None:
+                        stream.wait_event(computed)
                     _deliver(parcel, self._transport)
-                    del item, parcel  # the device's memory is not to wait for the next frame
+                    del item, parcel  # their memory is not to wait for the next frame
         except Exception as error:
             if not self._is_abandoned:
                 self._failure = error
                 # Who computes may be waiting for the answer to what was not sent.
-                self._transport.abort(f"{type(error).__name__}: {error}")
+                self._transport.abort(self._reason_of(error))
+
+
+def _computed_on(device: torch.device) -> torch.cuda.Event:
+    """Occurs when all is computed that has been launched so far."""
+    computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    computed.record(torch.cuda.current_stream(device))
+    return computed
+
+
+@contextmanager
+def _stream_on(device: torch.device | None) -> Iterator[torch.cuda.Stream | None]:
+    """A stream for what this thread does with the device; None without one."""
+    if device is None:
+        yield None
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        yield stream
 
 
 def _deliver(parcel: Parcel, transport: Transport) -> None:
-    header, payload = encode(parcel.frame, parcel.codec)
-    message = Message(header, payload)
-    transport.send(parcel.peer, parcel.lane, message, purpose=parcel.purpose)
+    frame = parcel.frame
+    header, payload = encode(frame, parcel.codec)
+    purpose = f"{frame.kind.name.lower().replace('_', ' ')} {frame.microbatch or ''}".strip()
+    transport.send(parcel.peer, parcel.lane, Message(header, payload), purpose=purpose)

@@ -6,7 +6,7 @@ from ravnest.errors import ProtocolError, RavnestError
 from ravnest.node.compressing import LinkCodecs
 from ravnest.node.couriers import Courier, Parcel
 from ravnest.plan.model import NodePlan
-from ravnest.transport.interface import Transport
+from ravnest.transport.interface import Message, Transport
 from ravnest.wire.codec import decode
 from ravnest.wire.frame import Codec, Frame, FrameKind
 
@@ -39,6 +39,7 @@ class ClusterLinks:
         self._transport = transport
         self._courier = courier
         self._codecs = codecs
+        transport.open_early((FORWARD, BACKWARD), _frame_of)
         self.root, self.leaf = plan.cluster_nodes[0], plan.cluster_nodes[-1]
 
     def send_forward(self, frame: Frame) -> None:
@@ -120,8 +121,7 @@ class ClusterLinks:
         return _numbered(peer, frame, FrameKind.GRADIENT_NORM, step, purpose)
 
     def _send(self, peer: int, lane: str, frame: Frame, codec: Codec) -> None:
-        purpose = f"{frame.kind.name.lower().replace('_', ' ')} {frame.microbatch or ''}".strip()
-        self._courier.send(Parcel(peer, lane, frame, codec, purpose))
+        self._courier.send(Parcel(peer, lane, frame, codec))
 
     def _receive(self, peer: int, lane: str, purpose: str) -> Frame:
         try:
@@ -129,7 +129,12 @@ class ClusterLinks:
         except RavnestError:
             self._courier.check()  # its failure is the cause
             raise
-        return decode(message.header, memoryview(message.payload[0]))
+        opened = message.content
+        return opened if isinstance(opened, Frame) else _frame_of(message)
+
+
+def _frame_of(message: Message) -> Frame:
+    return decode(message.header, memoryview(message.payload[0]))
 
 
 def _peer(node_id: int | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,7 @@ from ravnest.node.compressing import link_codecs
 from ravnest.node.connecting import grpc_transport
 from ravnest.node.couriers import courier_for
 from ravnest.node.devices import usable_device, warn_unplanned
+from ravnest.node.failing import reason_of
 from ravnest.node.loading import initial_state, load_node, parse_node_name
 from ravnest.node.logs import show_logs
 from ravnest.node.options import NodeOptions
@@ -124,7 +126,7 @@ class Node:
             self._plan, chosen, codecs.formats(self._plan, averaging.codec)
         )
         transport.start()
-        courier = courier_for(device, transport)
+        courier = courier_for(device, transport, partial(reason_of, self._plan))
         events = EventLog(
             chosen.events,
             node=node_id,

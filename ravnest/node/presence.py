@@ -7,9 +7,10 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ravnest.errors import RavnestError, TrainingError
+from ravnest.errors import TrainingError
 from ravnest.metrics.events import EventLog, EventName
 from ravnest.node.couriers import Courier
+from ravnest.node.failing import reason_of
 from ravnest.plan.model import NodePlan
 
 
@@ -35,7 +36,7 @@ class Presence:
     def abort(self, error: BaseException) -> None:
         """Tells the other nodes that this one failed, and why. Idempotent."""
         if self._finalizer.detach() is not None:
-            _abort(self._courier, self._events, _reason(self._plan, error))
+            _abort(self._courier, self._events, reason_of(self._plan, error))
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -49,16 +50,15 @@ class Presence:
             raise
 
 
-def _reason(plan: NodePlan, error: BaseException) -> str:
-    where = f"[c{plan.cluster_id}/s{plan.stage} node_{plan.node_id}]"
-    message = error.message if isinstance(error, RavnestError) else str(error)
-    return f"{where} {type(error).__name__}: {message}"
-
-
 def _close(courier: Courier, events: EventLog) -> None:
-    courier.close()
-    events.emit(EventName.RUN_ENDED)
-    events.close()
+    try:
+        courier.close()
+        events.emit(EventName.RUN_ENDED)
+    except Exception as error:
+        events.emit(EventName.FAILED, reason=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        events.close()
 
 
 def _abort(courier: Courier, events: EventLog, reason: str) -> None:

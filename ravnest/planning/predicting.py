@@ -202,30 +202,34 @@ class _Pipeline:
 
     def stages(self) -> Iterator[StagePrediction]:
         for k, (node, time) in enumerate(zip(self._cluster.nodes, self._time.stages, strict=True)):
-            slack = self._time.slacks[k]
             yield StagePrediction(
                 node_id=node.node_id,
-                memory=self._budget(k, slack),
+                memory=self._budget(k, self._time.slacks),
                 forward_s=time.forward_s,
                 backward_s=time.backward_s,
                 update_s=time.update_s,
                 busy=self._state.busy[k],
                 weight_s=time.weight_s,
-                slack=slack,
+                slack=self._time.slacks[k],
                 short_steps=self._time.short_steps[k],
             )
 
-    def _budget(self, stage: int, slack: int) -> MemoryBudget:
+    def _budget(self, stage: int, slacks: Sequence[int]) -> MemoryBudget:
         nodes, positions = self._cluster.nodes, self._memory.table.positions
         start, end = np.searchsorted(positions, self._cluster.cutting.cuts[stage : stage + 2])
         memory = self._memory.on(nodes[stage])
         short = self._time.short_steps[stage]
-        settings = replace(memory.settings, slack=slack, short_steps=short)
+        settings = replace(
+            memory.settings,
+            slack=slacks[stage],
+            slack_before=slacks[stage - 1] if stage else 0,
+            short_steps=short,
+        )
         memory = replace(memory, settings=settings)
         return memory.budget(int(start), int(end), stage, len(nodes))
 
-    def _fits(self, stage: int, slack: int) -> bool:
-        return self._budget(stage, slack).total <= self._cluster.nodes[stage].memory_bytes
+    def _fits(self, stage: int, slacks: Sequence[int]) -> bool:
+        return self._budget(stage, slacks).total <= self._cluster.nodes[stage].memory_bytes
 
     def links(self, averaging_s: float) -> Iterator[LinkPrediction]:
         """Its links; loads are shares of a step with its part of averaging."""

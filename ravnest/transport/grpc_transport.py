@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from ravnest.errors import ConfigError, TransportError
@@ -18,6 +18,7 @@ from ravnest.transport.intakes import Intakes
 from ravnest.transport.interface import (
     Formats,
     Message,
+    Opener,
     PeerAddress,
     Transport,
     TransportSettings,
@@ -155,6 +156,9 @@ class GrpcTransport(Transport):
     ) -> Message:
         self._check_peer(peer, lane)
         return self._inbox.receive(peer, lane, purpose, within_s)
+
+    def open_early(self, lanes: Collection[str], opener: Opener) -> None:
+        self._inbox.open_early(lanes, opener)
 
     def abort(self, reason: str) -> None:
         with self._closing_lock:

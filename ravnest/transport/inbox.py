@@ -5,14 +5,17 @@ Knows order, windows and credits; knows nothing of how bytes travel.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from ravnest.errors import ProtocolError
-from ravnest.transport.interface import Message
+from ravnest.transport.interface import Message, Opener
 from ravnest.transport.limits import MAX_LANES
 from ravnest.transport.peers import PeerTable, Waiting
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -31,6 +34,12 @@ class Inbox:
     def __init__(self, peers: PeerTable) -> None:
         self._peers = peers
         self._lanes: dict[tuple[int, str], _Lane] = {}
+        self._openers: dict[str, Opener] = {}
+
+    def open_early(self, lanes: Collection[str], opener: Opener) -> None:
+        """See `Transport.open_early`."""
+        with self._peers.lock:
+            self._openers.update(dict.fromkeys(lanes, opener))
 
     def open_lane(self, peer: int, lane: str, give_credit: Callable[[], None], window: int) -> None:
         """Announces a lane of a peer.
@@ -49,11 +58,13 @@ class Inbox:
             self._lanes[peer, lane] = _Lane(give_credit, window)
 
     def deliver(self, peer: int, lane: str, message: Message) -> None:
-        """Queues a message that arrived on an open lane.
+        """Opens a message that arrived on an open lane if it is to be, and queues it.
 
         Raises:
             ProtocolError: the sender has no credit left.
         """
+        if (opener := self._openers.get(lane)) is not None:
+            message = _opened(message, opener)
         with self._peers.lock:
             queue = self._lanes[peer, lane]
             if len(queue.messages) >= queue.window:
@@ -79,4 +90,12 @@ class Inbox:
             taken = self._peers.wait(Waiting(peer, "send", lane, purpose, within_s), take)
         message, give_credit = taken
         give_credit()
+        return message
+
+
+def _opened(message: Message, opener: Opener) -> Message:
+    try:
+        return Message(b"", (), opener(message))
+    except Exception as error:  # the receiver's to raise, in its own thread
+        _log.debug("a message could not be opened: %s", error)
         return message

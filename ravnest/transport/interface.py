@@ -6,7 +6,7 @@ Knows bytes and peers; knows nothing of tensors, stages or training.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ravnest.errors import ConfigError
@@ -22,10 +22,13 @@ class Message:
         header: small, opaque to the transport.
         payload: on the way out any number of buffers, sent in this order; on the way in exactly
             one writable buffer with all of them joined (empty payload: one empty buffer).
+        content: on the way in, what the opener of its lane made of both (see
+            `Transport.open_early`), which are empty then; else None.
     """
 
     header: bytes
     payload: Sequence[Buffer] = ()
+    content: object = None
 
     @property
     def num_bytes(self) -> int:
@@ -34,6 +37,9 @@ class Message:
         for buffer in self.payload:  # asked for every message: half of what a generator takes
             num_bytes += memoryview(buffer).nbytes
         return num_bytes
+
+
+Opener = Callable[[Message], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +151,17 @@ class Transport(abc.ABC):
             PeerLostError: the peer has gone, or sent nothing within `timeout_s`.
             PeerFailedError: the peer reported a failure.
             ProtocolError: the peer broke the protocol.
+        """
+
+    @abc.abstractmethod
+    def open_early(self, lanes: Collection[str], opener: Opener) -> None:
+        """Has messages of these lanes opened while the receiver does something else.
+
+        Those that are here already stay as they are, and so do those that the opener raises for:
+        they come with their bytes, and the receiver finds out itself what is wrong with them.
+
+        Args:
+            opener: called in a thread of the transport's; the payload is its own.
         """
 
     @abc.abstractmethod

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
 from ravnest.errors import ProtocolError, TransportError
 from ravnest.transport.inbox import Inbox
-from ravnest.transport.interface import Message, Transport, TransportSettings
+from ravnest.transport.interface import Message, Opener, Transport, TransportSettings
 from ravnest.transport.limits import check_header, check_lane
 from ravnest.transport.payload import joined
 from ravnest.transport.peer_state import Lifecycle
@@ -126,6 +126,9 @@ class MemoryTransport(Transport):
     ) -> Message:
         self._check_peer(peer, lane)
         return self._inbox.receive(peer, lane, purpose, within_s)
+
+    def open_early(self, lanes: Collection[str], opener: Opener) -> None:
+        self._inbox.open_early(lanes, opener)
 
     def abort(self, reason: str) -> None:
         if self.peers.close() is Lifecycle.OPEN:

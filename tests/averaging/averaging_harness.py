@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 
 from ravnest.errors import AveragingError
 from ravnest.plan.model import RingMembership
-from ravnest.transport.interface import Message, Transport, TransportSettings
+from ravnest.transport.interface import Message, Opener, Transport, TransportSettings
 from ravnest.transport.memory import MemoryNetwork
 from ravnest.wire.codec import decode
 from ravnest.wire.frame import FrameKind
@@ -135,6 +135,9 @@ class Tapped(Transport):
         self, peer: int, lane: str, *, purpose: str, within_s: float | None = None
     ) -> Message:
         return self._inner.receive(peer, lane, purpose=purpose, within_s=within_s)
+
+    def open_early(self, lanes: Collection[str], opener: Opener) -> None:
+        self._inner.open_early(lanes, opener)
 
     def abort(self, reason: str) -> None:
         self._inner.abort(reason)

@@ -59,18 +59,13 @@ class DelayingNetwork(MemoryNetwork):
                 self._deliver(stream)
             while self._held and self._random.random() > self._share:
                 self._deliver(self._random.choice(sorted(self._held)))
+            self._release()  # nodes may wait already while their threads still send
 
     def waits(self, receiver: int, sender: int, lane: str) -> None:
-        """A node is about to wait; when all do, something that is awaited is delivered."""
+        """A node is about to wait."""
         with self._hold:
             self._awaited[receiver] = (sender, receiver, lane)
-            if len(self._awaited) < self._num_present:
-                return
-            while self._held:
-                stream = self._random.choice(sorted(self._held))
-                self._deliver(stream)
-                if stream in self._awaited.values():
-                    return
+            self._release()
 
     def goes_on(self, receiver: int) -> None:
         """A node has what it waited for."""
@@ -85,6 +80,16 @@ class DelayingNetwork(MemoryNetwork):
             self._num_present -= 1
             self._awaited.pop(node_id, None)
             super().leave(node_id, failure)
+
+    def _release(self) -> None:
+        """When all nodes wait, something that is awaited is delivered."""
+        if len(self._awaited) < self._num_present:
+            return
+        while self._held:
+            stream = self._random.choice(sorted(self._held))
+            self._deliver(stream)
+            if stream in self._awaited.values():
+                return
 
     def _deliver(self, stream: Stream) -> None:
         number, item = self._held[stream].popleft()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def pipeline(latency_s: float, schedule: Schedule = Schedule.ASYNC) -> PipelineT
     return PipelineTime(schedule, 8, same, (LinkTime.between_equals(0.01, 0.01, latency_s),) * 2)
 
 
-def everything(stage: int, slack: int) -> bool:
+def everything(stage: int, slacks: Sequence[int]) -> bool:
     return True
 
 
@@ -69,9 +69,9 @@ def test_steps_of_many_microbatches_take_no_longer_than_the_stages() -> None:
 
 
 def test_what_does_not_fit_is_not_started() -> None:
-    slacks = choose_slacks(pipeline(0.15), lambda stage, slack: slack <= (2, 9, 9)[stage])
+    slacks = choose_slacks(pipeline(0.15), lambda stage, slacks: slacks[stage] <= (2, 9, 9)[stage])
     assert slacks == (2, 1, 0)
-    assert choose_slacks(pipeline(0.15), lambda stage, slack: slack == 0) == (0, 0, 0)
+    assert choose_slacks(pipeline(0.15), lambda stage, slacks: slacks[stage] == 0) == (0, 0, 0)
 
 
 def test_a_link_that_both_ways_share_is_kept_full() -> None:
@@ -109,7 +109,7 @@ def test_slack_makes_no_step_slower_and_no_stage_has_less_in_flight_than_the_nex
     parts, between, most = shape
     frequency = max(frequency, len(parts)) if schedule is Schedule.TWO_BW else frequency
     plain = PipelineTime(schedule, frequency, parts, between)
-    slacks = choose_slacks(plain, lambda stage, slack: slack <= most[stage])
+    slacks = choose_slacks(plain, lambda stage, slacks: slacks[stage] <= most[stage])
     assert all(slack <= limit for slack, limit in zip(slacks, most, strict=True))
     deep = replace(plain, slacks=slacks)
     ahead = [deep.position(k).max_ahead for k in range(len(parts))]
@@ -134,3 +134,24 @@ def test_what_a_node_needs_includes_what_it_starts_early(
     promised = {stage.node_id: stage for stage in plan.prediction.stages}
     assert promised[plan.clusters[0][0]].slack > 0
     assert all(each.needed_bytes == promised[each.node_id].memory.total for each in plan.stages)
+
+
+def test_what_a_stage_starts_early_waits_at_the_next(
+    tmp_path: Path, node_configs: Callable[..., Path]
+) -> None:
+    plan = clusterize(
+        torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4))),
+        (torch.zeros(512, 256),),
+        node_data=node_configs(tmp_path, 2, latency=300.0),
+        num_clusters=1,
+        schedule="async",
+        update_frequency=8,
+        dry_run=True,
+    )
+    assert plan.prediction is not None
+    promised = {stage.node_id: stage for stage in plan.prediction.stages}
+    root, leaf = (promised[node] for node in plan.clusters[0])
+    activation = 512 * 256 * 4
+    # Its gradient, the one it sends, and what the root has computed and it has not begun.
+    assert leaf.slack == 0
+    assert leaf.memory.communication == activation * (1 + 1 + root.slack)

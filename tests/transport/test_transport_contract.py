@@ -65,6 +65,39 @@ def test_any_size_arrives_as_one_writable_buffer(nodes, num_bytes):
     assert view == whole
 
 
+def test_messages_of_some_lanes_are_opened_before_they_are_received(nodes):
+    a, b = nodes.start(0), nodes.start(1)
+    opened_in = []
+
+    def opener(message: Message) -> str:
+        opened_in.append(threading.current_thread())
+        return f"{message.header.decode()}, {len(message.payload[0])} bytes"
+
+    b.open_early(("forward", "backward"), opener)
+    a.send(1, "forward", message("first", b"12"), purpose="it")
+    a.send(1, "other", message("as it is", b"3"), purpose="it")
+    first = b.receive(0, "forward", purpose="it")
+    assert (first.header, tuple(first.payload), first.content) == (b"", (), "first, 2 bytes")
+    other = b.receive(0, "other", purpose="it")
+    assert (other.header, bytes(other.payload[0]), other.content) == (b"as it is", b"3", None)
+    if nodes.kind == "grpc":  # in memory, the sender's own thread delivers
+        assert opened_in != [threading.current_thread()]
+
+
+def test_what_cannot_be_opened_early_is_received_as_it_came(nodes):
+    a, b = nodes.start(0), nodes.start(1)
+
+    def opener(message: Message) -> object:
+        raise ProtocolError("it makes no sense")
+
+    b.open_early(("forward",), opener)
+    a.send(1, "forward", message("strange", b"12"), purpose="it")
+    a.send(1, "forward", message("more of it"), purpose="it")
+    got = b.receive(0, "forward", purpose="it")
+    assert (got.header, bytes(got.payload[0]), got.content) == (b"strange", b"12", None)
+    assert b.receive(0, "forward", purpose="it").header == b"more of it"
+
+
 def test_a_received_buffer_is_not_used_again_while_it_is_held(nodes):
     a, b = nodes.start(0), nodes.start(1)
     held = []

@@ -108,11 +108,15 @@ class Holdings:
         }
 
     def at_start(self) -> Purposes:
-        """What the start of a stage adds: inputs, one more on its way, a gradient being sent."""
+        """What the start of a stage adds: inputs, those that wait, a gradient being sent.
+
+        What waits is decoded already.
+        """
         table, settings = self.table, self.settings
         messages = table.backward_bytes
         if not self.on_accelerator:
-            messages = messages + _scaled(table.forward_bytes, settings.activation_ratio)
+            waiting = settings.waiting(self.index, self.num_stages)
+            messages = messages + waiting * table.forward_bytes
             if settings.gradient_ratio != 1.0:
                 messages = messages + _scaled(table.backward_bytes, settings.gradient_ratio)
             messages = messages + int(self.is_averaged) * RING_BYTES

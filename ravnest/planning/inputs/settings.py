@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ravnest.errors import ConfigError
@@ -135,6 +135,7 @@ class PlanningSettings:
         num_nodes: nodes there are, None where that is not known; no cluster has more stages.
         slack: microbatches that the stage asked about may start beyond the least, see
             `ravnest.stage.schedule.StagePosition`.
+        slack_before: the same of the stage before it.
         short_steps: those that it starts where steps have few, likewise.
     """
 
@@ -156,6 +157,7 @@ class PlanningSettings:
     thorough: bool = False
     num_nodes: int | None = None
     slack: int = 0
+    slack_before: int = 0
     short_steps: tuple[int, ...] = ()
 
     @property
@@ -178,6 +180,16 @@ class PlanningSettings:
     def in_flight(self, index: int, num_stages: int) -> int:
         """Microbatches that stage `index` holds at most."""
         return self._position(index, num_stages, self._enough(num_stages)).max_in_flight
+
+    def waiting(self, index: int, num_stages: int) -> int:
+        """Microbatches that the stage before has computed and `index` has not begun, at most.
+
+        Or one that is on its way.
+        """
+        if not index:
+            return 1
+        before = replace(self, slack=self.slack_before).in_flight(index - 1, num_stages)
+        return max(1, before - self.in_flight(index, num_stages))
 
     def in_flight_at_step(self, index: int, num_stages: int) -> int:
         """Microbatches that stage `index` holds during an optimizer step at most."""

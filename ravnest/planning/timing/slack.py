@@ -33,12 +33,15 @@ _MAX_EAGER = 12  # stages up to which it also says whether more is
 _EAGER = (0.85, 0.7, 0.55, 0.4)  # of the pace that circles are kept to
 
 
-def choose_slacks(pipeline: PipelineTime, fits: Callable[[int, int], bool]) -> tuple[int, ...]:
+Fits = Callable[[int, Sequence[int]], bool]
+"""Whether a stage has memory for what these slacks, of all stages, mean for it."""
+
+
+def choose_slacks(pipeline: PipelineTime, fits: Fits) -> tuple[int, ...]:
     """The slack of every stage, see `StagePosition`; zeros where it makes no step faster.
 
     Args:
         pipeline: without slack.
-        fits: whether a stage has memory for so much slack.
     """
     size = len(pipeline.stages)
     none = (0,) * size
@@ -65,19 +68,20 @@ def _slacks(
     pipeline: PipelineTime,
     ahead: Sequence[int],
     limits: Sequence[int],
-    fits: Callable[[int, int], bool],
+    fits: Fits,
 ) -> tuple[int, ...] | None:
     """The slack that gives so many in flight; None where schedule or memory forbids it."""
     if pipeline.schedule.is_flushed:  # a step that is started whole waits for nothing
         ahead = [min(pair) for pair in zip(ahead, limits, strict=True)]
     size = len(pipeline.stages)
     slacks = tuple(max(0, each - (size - stage)) for stage, each in enumerate(ahead))
-    stages = enumerate(zip(slacks, ahead, limits, strict=True))
-    is_possible = all(
-        not slack or (in_flight <= limit and fits(stage, slack))
-        for stage, (slack, in_flight, limit) in stages
+    is_allowed = all(
+        not slack or in_flight <= limit
+        for slack, in_flight, limit in zip(slacks, ahead, limits, strict=True)
     )
-    return slacks if is_possible else None
+    # A stage holds its own, and those of the stage before that wait.
+    touched = [k for k in range(size) if slacks[k] or (k and slacks[k - 1])]
+    return slacks if is_allowed and all(fits(k, slacks) for k in touched) else None
 
 
 def _least_worth(pipeline: PipelineTime, choices: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
