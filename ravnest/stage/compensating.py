@@ -23,7 +23,7 @@ Knows tensors and numbers; knows no schedule, no model and no network.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +38,8 @@ _BETAS_OF = (
     torch.optim.RAdam,
     torch.optim.Adamax,
 )
+
+_MAX_GROUP_BYTES = 1 << 20  # of parameters; the temporaries of a group are as large
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,40 +98,67 @@ class Compensator:
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """One step of `optimizer` from the gradients in place, corrected."""
-        before = [
-            (index, parameter, parameter.detach().clone())
+        before = {
+            index: parameter.detach().clone()
             for index, parameter in enumerate(self._parameters)
             if parameter.grad is not None
-        ]
+        }
         if self.compensation.replaces_momentum:
             with without_momentum(optimizer):
                 optimizer.step()
         else:
             optimizer.step()
         rate = self.compensation.rate(self._num_steps)
-        for index, parameter, old in before:
-            change = parameter.detach().to(_at_least_float32(parameter.dtype)) - old
-            parameter.copy_(self._corrected(index, change).mul_(rate).add_(old))
+        for group in self._groups(before):
+            self._correct(group, [before.pop(index) for index in group], rate)
         self._num_steps += 1
 
-    def _corrected(self, index: int, change: torch.Tensor) -> torch.Tensor:
-        """The change to make instead of the proposed one, of the same shape."""
+    def _groups(self, indices: Iterable[int]) -> list[list[int]]:
+        """Parameters to correct in one go: alike in dtype and age, small together or one alone."""
+        groups: dict[tuple[torch.dtype, int], list[list[int]]] = {}
+        sizes: dict[tuple[torch.dtype, int], int] = {}
+        for index in indices:
+            parameter = self._parameters[index]
+            key = parameter.dtype, self._counts.get(index, 0)
+            sizes[key] = sizes.get(key, 0) + parameter.nbytes
+            if key not in groups or sizes[key] > _MAX_GROUP_BYTES:
+                groups.setdefault(key, []).append([])
+                sizes[key] = parameter.nbytes
+            groups[key][-1].append(index)
+        return [group for alike in groups.values() for group in alike]
+
+    def _correct(self, group: Sequence[int], old: list[torch.Tensor], rate: float) -> None:
+        """Makes the weights of a group what they should be, from what they are and were."""
+        parameters = [self._parameters[index].detach() for index in group]
+        precision = _at_least_float32(parameters[0].dtype)
+        changes = list(torch._foreach_sub([each.to(precision) for each in parameters], old))
+        if self.compensation.keeps_average:
+            changes = self._averaged(group, changes)
+        if rate != 1.0:
+            torch._foreach_mul_(changes, rate)
+        torch._foreach_add_(changes, old)
+        torch._foreach_copy_(parameters, changes)
+
+    def _averaged(self, group: Sequence[int], changes: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The changes to make instead of the proposed ones, which are overwritten."""
         rule = self.compensation
-        if not rule.keeps_average:
-            return change
-        count = self._counts.get(index, 0) + 1
-        self._counts[index] = count
-        average = self._averages.get(index)
-        if average is None:
-            self._averages[index] = change.to(self._parameters[index].dtype, copy=True)
-            return change
+        count = self._counts.get(group[0], 0) + 1
+        self._counts.update(dict.fromkeys(group, count))
+        if count == 1:
+            for index, change in zip(group, changes, strict=True):
+                self._averages[index] = change.to(self._parameters[index].dtype, copy=True)
+            return changes
+        averages = [self._averages[index] for index in group]
         # The weight of the newest change in an average of `count` of them, all counted from the
         # first one on: 1, 1/2, 1/3, ... down to 1 - memory. So early steps are as long as later
         # ones, and nothing is divided by a bias that vanishes.
         newest = max(1.0 - rule.memory, 1.0 / count) if rule.memory else 1.0
-        gained = change.sub_(average).mul_(newest)
-        average.add_(gained)
-        return gained.mul_(rule.horizon).add_(average)
+        torch._foreach_sub_(changes, averages)
+        torch._foreach_mul_(changes, newest)
+        torch._foreach_add_(averages, changes)
+        torch._foreach_mul_(changes, rule.horizon)
+        torch._foreach_add_(changes, averages)
+        return changes
 
 
 @contextmanager
