@@ -1,7 +1,8 @@
 """How a frame gets from the thread that computes to the transport.
 
 In a thread of its own, so that the next pass begins while the outputs of the last are still
-computed, copied or packed. Only where torch may not be called from a second thread, at once.
+computed, copied or packed. Or at once, where there is no next pass yet: to wake a thread takes
+longer than to send a small frame.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ class Courier(abc.ABC):
     """Takes frames to the transport, those of a lane in their order, and ends it."""
 
     @abc.abstractmethod
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: Parcel, *, at_once: bool) -> None:
         """Sends the frame, now or soon; its tensors must not be changed any more.
+
+        Args:
+            at_once: who calls has nothing to do meanwhile.
 
         Raises:
             RavnestError: as `Transport.send` and `encode` do, here or in a later call.
@@ -70,12 +74,12 @@ def courier_for(device: torch.device, transport: Transport, reason_of: ReasonOf)
 
 
 class PromptCourier(Courier):
-    """Encodes and sends in the thread that calls."""
+    """Encodes and sends in the thread that calls: not every device likes to be used by two."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: Parcel, *, at_once: bool) -> None:
         _deliver(parcel, self._transport)
 
     def check(self) -> None:
@@ -91,10 +95,11 @@ class PromptCourier(Courier):
 class OffloadingCourier(Courier):
     """Encodes and sends in one thread, and copies there from CUDA, on a stream of its own.
 
-    A frame's values are those of when it was handed over: from CUDA an event on the stream that
-    computes goes with it. The thread sends in the order of the calls, so a lane that is full holds
-    up the others just as it would if the calls themselves did the sending. How many frames wait is
-    up to who sends: a schedule has only so many microbatches in flight.
+    What is to go at once and comes from the processor's memory is sent by who calls, unless older
+    frames wait. A frame's values are those of when it was handed over: from CUDA an event on the
+    stream that computes goes with it. The thread sends in the order of the calls, so a lane that is
+    full holds up the others just as it would if the calls themselves did the sending. How many
+    frames wait is up to who sends: a schedule has only so many microbatches in flight.
 
     Args:
         device: a CUDA device, or None for frames of the processor's memory.
@@ -110,13 +115,19 @@ class OffloadingCourier(Courier):
             queue.SimpleQueue()
         )
         self._thread = threading.Thread(target=self._work, name="ravnest-courier", daemon=True)
+        # Each is counted by one thread alone.
+        self._num_given = self._num_delivered = 0
         self._is_abandoned = False
         self._failure: Exception | None = None
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: Parcel, *, at_once: bool) -> None:
         self.check()
+        if at_once and self._device is None and self._num_given == self._num_delivered:
+            _deliver(parcel, self._transport)
+            return
         if self._thread.ident is None:
             self._thread.start()
+        self._num_given += 1
         self._queue.put((parcel, None if self._device is None else _computed_on(self._device)))
 
     def check(self) -> None:
@@ -146,6 +157,7 @@ class OffloadingCourier(Courier):
                     if stream is not None and computed is not None:
                         stream.wait_event(computed)
                     _deliver(parcel, self._transport)
+                    self._num_delivered += 1
                     del item, parcel  # their memory is not to wait for the next frame
         except Exception as error:
             if not self._is_abandoned:

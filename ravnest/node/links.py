@@ -39,6 +39,8 @@ class ClusterLinks:
         self._transport = transport
         self._courier = courier
         self._codecs = codecs
+        neighbours = (plan.backward_target, FORWARD), (plan.forward_target, BACKWARD)
+        self._computed_from = [(peer, lane) for peer, lane in neighbours if peer is not None]
         transport.open_early((FORWARD, BACKWARD), _frame_of)
         self.root, self.leaf = plan.cluster_nodes[0], plan.cluster_nodes[-1]
 
@@ -121,7 +123,11 @@ class ClusterLinks:
         return _numbered(peer, frame, FrameKind.GRADIENT_NORM, step, purpose)
 
     def _send(self, peer: int, lane: str, frame: Frame, codec: Codec) -> None:
-        self._courier.send(Parcel(peer, lane, frame, codec))
+        self._courier.send(Parcel(peer, lane, frame, codec), at_once=not self._is_behind())
+
+    def _is_behind(self) -> bool:
+        """Whether there is something to compute already."""
+        return any(self._transport.has_message(peer, lane) for peer, lane in self._computed_from)
 
     def _receive(self, peer: int, lane: str, purpose: str) -> Frame:
         try:

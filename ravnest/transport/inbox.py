@@ -75,6 +75,12 @@ class Inbox:
             queue.messages.append(message)
             self._peers.condition.notify_all()
 
+    def has_message(self, peer: int, lane: str) -> bool:
+        """See `Transport.has_message`."""
+        with self._peers.lock:
+            queue = self._lanes.get((peer, lane))
+            return queue is not None and bool(queue.messages)
+
     def receive(self, peer: int, lane: str, purpose: str, within_s: float | None = None) -> Message:
         """Takes the next message of a lane and credits its sender; see `Transport.receive`."""
 

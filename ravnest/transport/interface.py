@@ -154,6 +154,10 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
+    def has_message(self, peer: int, lane: str) -> bool:
+        """Whether `receive` would not have to wait."""
+
+    @abc.abstractmethod
     def open_early(self, lanes: Collection[str], opener: Opener) -> None:
         """Has messages of these lanes opened while the receiver does something else.
 

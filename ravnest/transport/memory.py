@@ -127,6 +127,9 @@ class MemoryTransport(Transport):
         self._check_peer(peer, lane)
         return self._inbox.receive(peer, lane, purpose, within_s)
 
+    def has_message(self, peer: int, lane: str) -> bool:
+        return self._inbox.has_message(peer, lane)
+
     def open_early(self, lanes: Collection[str], opener: Opener) -> None:
         self._inbox.open_early(lanes, opener)
 

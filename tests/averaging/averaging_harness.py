@@ -136,6 +136,9 @@ class Tapped(Transport):
     ) -> Message:
         return self._inner.receive(peer, lane, purpose=purpose, within_s=within_s)
 
+    def has_message(self, peer: int, lane: str) -> bool:
+        return self._inner.has_message(peer, lane)
+
     def open_early(self, lanes: Collection[str], opener: Opener) -> None:
         self._inner.open_early(lanes, opener)
 

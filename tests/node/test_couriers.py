@@ -68,7 +68,7 @@ def test_frames_leave_in_their_order_from_another_thread(
     monkeypatch.setattr(here, "send", noted)
     courier = courier_for(CPU, here, str)
     for number in range(10):
-        courier.send(parcel(number, lane="forward" if number % 2 else "backward"))
+        courier.send(parcel(number, lane="forward" if number % 2 else "backward"), at_once=False)
     odd = [number_of(there.receive(0, "forward", purpose="it")) for _ in range(5)]
     even = [number_of(there.receive(0, "backward", purpose="it")) for _ in range(5)]
     courier.close()
@@ -76,11 +76,28 @@ def test_frames_leave_in_their_order_from_another_thread(
     assert set(sent_in) == {"ravnest-courier"}
 
 
+def test_who_has_nothing_else_to_do_sends_at_once_but_never_past_others(
+    ends: tuple[Transport, Transport],
+) -> None:
+    here, there = ends
+    courier = courier_for(CPU, here, str)
+    courier.send(parcel(0), at_once=True)
+    assert not [each for each in threading.enumerate() if each.name == "ravnest-courier"]
+    assert there.has_message(0, "forward")
+    got = []
+    for number in range(1, 51):
+        courier.send(parcel(number), at_once=number % 3 > 0)
+        if number % 10 == 0:
+            got += [number_of(there.receive(0, "forward", purpose="it")) for _ in range(10)]
+    courier.close()
+    assert got == [*range(50)]
+
+
 def test_closing_sends_what_is_left(ends: tuple[Transport, Transport]) -> None:
     here, there = ends
     courier = courier_for(CPU, here, str)
     for number in range(5):
-        courier.send(parcel(number))
+        courier.send(parcel(number), at_once=False)
     courier.close()
     assert [number_of(there.receive(0, "forward", purpose="it")) for _ in range(5)] == [*range(5)]
 
@@ -96,13 +113,13 @@ def test_a_failure_ends_the_wait_of_who_computes_and_is_its_cause(
 ) -> None:
     here, there = ends
     courier = courier_for(CPU, here, lambda error: f"node 0: {type(error).__name__}")
-    courier.send(unsendable())
+    courier.send(unsendable(), at_once=False)
     with pytest.raises(TransportError, match="closed"):
         here.receive(1, "backward", purpose="an answer")
     with pytest.raises(ProtocolError, match="expected a strided tensor"):
         courier.check()
     with pytest.raises(ProtocolError, match="expected a strided tensor"):
-        courier.send(parcel(1))
+        courier.send(parcel(1), at_once=False)
     with pytest.raises(PeerFailedError, match="node 0: ProtocolError"):
         there.receive(0, "forward", purpose="it")
     courier.abort("because of it")
@@ -110,7 +127,7 @@ def test_a_failure_ends_the_wait_of_who_computes_and_is_its_cause(
 
 def test_closing_raises_what_was_not_sent(ends: tuple[Transport, Transport]) -> None:
     courier = courier_for(CPU, ends[0], str)
-    courier.send(unsendable())
+    courier.send(unsendable(), at_once=False)
     with pytest.raises(ProtocolError, match="expected a strided tensor"):
         courier.close()
 
@@ -121,7 +138,7 @@ def test_aborting_drops_what_is_left_and_ends_a_wait_for_credit(
     here, there = ends
     courier = OffloadingCourier(here, str)
     for number in range(40):  # more than a window
-        courier.send(parcel(number))
+        courier.send(parcel(number), at_once=False)
     there.receive(0, "forward", purpose="the first, so that the thread is at work")
     courier.abort("enough")
     courier.check()  # what was dropped is no failure
