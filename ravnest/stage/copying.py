@@ -23,7 +23,9 @@ class DeviceCopier:
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor on the device; itself when it is there."""
-        if self._stream is None or tensor.device.type != "cpu":
+        if tensor.is_cpu and self._device.type == "cpu":
+            return tensor
+        if self._stream is None or not tensor.is_cpu:
             return tensor.to(self._device)
         computing = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):

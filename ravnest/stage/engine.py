@@ -308,9 +308,10 @@ class StageEngine:
                 )
             value = inputs[spec.name]
             if isinstance(value, torch.Tensor):
-                value = self._copier.to_device(value.detach())
-                if entrance is not None and spec.differentiable:
-                    value = entrance.admit(spec.name, value)
+                value = self._copier.to_device(value.detach() if value.requires_grad else value)
+                entered = entrance if spec.differentiable else None
+                # Either way the program gets a tensor of its own, whose shape it may change.
+                value = value.detach() if entered is None else entered.admit(spec.name, value)
             prepared[spec.name] = value
         return prepared
 

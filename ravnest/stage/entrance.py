@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+_FOLLOWED = torch.zeros((), requires_grad=True)  # without which autograd would not follow values
+
 
 class Entrance:
     """Takes the gradients of one microbatch's inputs as they come.
@@ -20,12 +22,11 @@ class Entrance:
 
     def __init__(self) -> None:
         self.gradients: dict[str, torch.Tensor] = {}
-        self._token = torch.zeros((), requires_grad=True)  # so that autograd follows the values
 
     def admit(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """The same values, with a gradient that goes to `gradients`; shares their memory."""
         entered: torch.Tensor = _Enter.apply(  # type: ignore[no-untyped-call]
-            self._token, values, name, self.gradients
+            _FOLLOWED, values, name, self.gradients
         )
         return entered
 
