@@ -106,14 +106,14 @@ class LeafCall:
     @contextmanager
     def _in_modes(self) -> Iterator[None]:
         """Sets which submodules are in training mode, and puts the flags back."""
-        changed = [each for each, flag in self._modes if each.training is not flag]
+        before = [each.training for each, _ in self._modes]
         try:
-            for each in changed:
-                each.training = not each.training
+            for each, flag in self._modes:
+                each.training = flag
             yield
         finally:
-            for each in changed:
-                each.training = not each.training
+            for (each, _), flag in zip(self._modes, before, strict=True):
+                each.training = flag
 
 
 def _slot_of(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:

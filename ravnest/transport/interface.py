@@ -109,8 +109,8 @@ class Transport(abc.ABC):
 
     A lane is a name for one stream in one direction between two nodes ("forward", "backward",
     "ring-0"), of 1 to 128 characters; messages on a lane arrive in the order they were sent. All
-    methods may be called from any thread. After `close` or `abort` every other call raises
-    TransportError. A failed or lost peer ends the waits for every other peer too.
+    methods may be called from any thread. After `close` or `abort` sending, receiving and
+    starting raise TransportError. A failed or lost peer ends the waits for every other peer too.
     """
 
     @abc.abstractmethod

@@ -10,7 +10,7 @@ import torch
 
 from ravnest.errors import PeerFailedError, ProtocolError, TransportError
 from ravnest.node.couriers import OffloadingCourier, Parcel, courier_for
-from ravnest.transport.interface import Message, Transport
+from ravnest.transport.interface import Message, Transport, TransportSettings
 from ravnest.transport.memory import MemoryNetwork
 from ravnest.wire.codec import decode
 from ravnest.wire.frame import Codec, Frame, FrameKind
@@ -32,9 +32,9 @@ def number_of(message: Message) -> float:
     return float(decode(message.header, memoryview(message.payload[0])).tensors["x"][0])
 
 
-def receive_all(end: Transport) -> None:
+def receive_all(end: Transport, got: list[float]) -> None:
     while True:
-        end.receive(0, "forward", purpose="it")
+        got.append(number_of(end.receive(0, "forward", purpose="it")))
 
 
 @pytest.fixture
@@ -139,8 +139,11 @@ def test_aborting_drops_what_is_left_and_ends_a_wait_for_credit(
     courier = OffloadingCourier(here, str)
     for number in range(40):  # more than a window
         courier.send(parcel(number), at_once=False)
-    there.receive(0, "forward", purpose="the first, so that the thread is at work")
+    got = [number_of(there.receive(0, "forward", purpose="so that the thread is at work"))]
     courier.abort("enough")
     courier.check()  # what was dropped is no failure
     with pytest.raises(PeerFailedError, match="enough"):
-        receive_all(there)
+        receive_all(there, got)
+    # The others had no credit, and the thread that waited for one has ended.
+    assert got == [*range(len(got))]
+    assert len(got) <= TransportSettings().window + 1

@@ -42,6 +42,7 @@ def choose_slacks(pipeline: PipelineTime, fits: Fits) -> tuple[int, ...]:
 
     Args:
         pipeline: without slack.
+        fits: see `Fits`.
     """
     size = len(pipeline.stages)
     none = (0,) * size
