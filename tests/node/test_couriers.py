@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from node_harness import make_plan
 
 from ravnest.errors import PeerFailedError, ProtocolError, TransportError
+from ravnest.metrics.events import EventLog
 from ravnest.node.couriers import OffloadingCourier, Parcel, courier_for
+from ravnest.node.loading import load_node
+from ravnest.node.presence import Presence
 from ravnest.transport.interface import Message, Transport, TransportSettings
 from ravnest.transport.memory import MemoryNetwork
 from ravnest.wire.codec import decode
@@ -130,6 +135,30 @@ def test_closing_raises_what_was_not_sent(ends: tuple[Transport, Transport]) -> 
     courier.send(unsendable(), at_once=False)
     with pytest.raises(ProtocolError, match="expected a strided tensor"):
         courier.close()
+
+
+class _Owner:
+    """What a presence belongs to."""
+
+
+def test_a_node_that_could_not_send_its_last_frame_has_failed_and_not_ended(
+    ends: tuple[Transport, Transport], tmp_path: Path
+) -> None:
+    run = make_plan(
+        tmp_path, torch.nn.Sequential(torch.nn.Linear(2, 2)), (torch.ones(1, 2),), nodes=1
+    )
+    node_id = run.plan.clusters[0][0]
+    plan, _ = load_node(tmp_path / "node_data", node_id, (), CPU)
+    events = EventLog(tmp_path / "events", node=node_id, cluster=0, stage=0)
+    courier = courier_for(CPU, ends[0], str)
+    owner = _Owner()
+    presence = Presence(owner, plan, courier, events)
+    courier.send(unsendable(), at_once=False)
+    with pytest.raises(ProtocolError, match="expected a strided tensor"):
+        presence.close()
+    (failed,) = run.events(node_id, "failed")
+    assert "expected a strided tensor" in failed["reason"]
+    assert not run.events(node_id, "run_ended")
 
 
 def test_aborting_drops_what_is_left_and_ends_a_wait_for_credit(
