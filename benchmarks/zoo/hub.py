@@ -129,7 +129,13 @@ def _pretraining(batch: int, length: int) -> Call:
 
 def _translated(batch: int, length: int) -> Call:
     args, kwargs = _masked(batch, length)
-    return args, {**kwargs, "decoder_input_ids": tokens(batch, length - 3)}
+    # With no padding said, the decoder takes a way that it does not take when it is captured; the
+    # gradient of its position bias is then summed over the batch at another place.
+    decoder = {
+        "decoder_input_ids": tokens(batch, length - 3),
+        "decoder_attention_mask": kept(batch, length - 3),
+    }
+    return args, {**kwargs, **decoder}
 
 
 def _heard(batch: int, length: int) -> Call:
