@@ -23,7 +23,7 @@ Knows tensors and numbers; knows no schedule, no model and no network.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -80,14 +80,14 @@ class Compensator:
     without a gradient are left alone, as optimizers leave them.
 
     Args:
-        parameters: the ones that the optimizer steps.
+        parameters: the ones that the optimizer steps, by name.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], compensation: Compensation) -> None:
+    def __init__(self, parameters: Mapping[str, torch.Tensor], compensation: Compensation) -> None:
         self.compensation = compensation
-        self._parameters = list(parameters)
-        self._averages: dict[int, torch.Tensor] = {}
-        self._counts: dict[int, int] = {}
+        self._parameters = dict(parameters)
+        self._averages: dict[str, torch.Tensor] = {}
+        self._counts: dict[str, int] = {}
         self._num_steps = 0
 
     @property
@@ -96,69 +96,85 @@ class Compensator:
         return sum(average.nbytes for average in self._averages.values())
 
     @torch.no_grad()
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """One step of `optimizer` from the gradients in place, corrected."""
-        before = {
-            index: parameter.detach().clone()
-            for index, parameter in enumerate(self._parameters)
-            if parameter.grad is not None
-        }
+    def step(
+        self, optimizer: torch.optim.Optimizer, before: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        """One step of `optimizer` from the gradients in place, corrected.
+
+        Args:
+            before: the values of the parameters in storage of their own, where somebody has them:
+                else they are copied.
+        """
+        stepped = [name for name, each in self._parameters.items() if each.grad is not None]
+        if before is None:
+            before = {name: self._parameters[name].detach().clone() for name in stepped}
         if self.compensation.replaces_momentum:
             with without_momentum(optimizer):
                 optimizer.step()
         else:
             optimizer.step()
         rate = self.compensation.rate(self._num_steps)
-        for group in self._groups(before):
-            self._correct(group, [before.pop(index) for index in group], rate)
+        for group in self._groups(stepped):
+            self._correct(group, [before[name].detach() for name in group], rate)
         self._num_steps += 1
 
-    def _groups(self, indices: Iterable[int]) -> list[list[int]]:
+    def _groups(self, names: Iterable[str]) -> list[list[str]]:
         """Parameters to correct in one go: alike in dtype and age, small together or one alone."""
-        groups: dict[tuple[torch.dtype, int], list[list[int]]] = {}
+        groups: dict[tuple[torch.dtype, int], list[list[str]]] = {}
         sizes: dict[tuple[torch.dtype, int], int] = {}
-        for index in indices:
-            parameter = self._parameters[index]
-            key = parameter.dtype, self._counts.get(index, 0)
+        for name in names:
+            parameter = self._parameters[name]
+            key = parameter.dtype, self._counts.get(name, 0)
             sizes[key] = sizes.get(key, 0) + parameter.nbytes
             if key not in groups or sizes[key] > _MAX_GROUP_BYTES:
                 groups.setdefault(key, []).append([])
                 sizes[key] = parameter.nbytes
-            groups[key][-1].append(index)
+            groups[key][-1].append(name)
         return [group for alike in groups.values() for group in alike]
 
-    def _correct(self, group: Sequence[int], old: list[torch.Tensor], rate: float) -> None:
-        """Makes the weights of a group what they should be, from what they are and were."""
-        parameters = [self._parameters[index].detach() for index in group]
-        precision = _at_least_float32(parameters[0].dtype)
-        changes = list(torch._foreach_sub([each.to(precision) for each in parameters], old))
-        if self.compensation.keeps_average:
-            changes = self._averaged(group, changes)
-        if rate != 1.0:
-            torch._foreach_mul_(changes, rate)
-        torch._foreach_add_(changes, old)
-        torch._foreach_copy_(parameters, changes)
+    def _correct(self, group: Sequence[str], old: list[torch.Tensor], rate: float) -> None:
+        """Makes the weights of a group what they should be, from what they are and were.
 
-    def _averaged(self, group: Sequence[int], changes: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The changes to make instead of the proposed ones, which are overwritten."""
-        rule = self.compensation
+        In place, as little as there is to read and write: these passes over all weights cost as
+        much as the optimizer's own. Only weights of 16 bits are computed beside.
+        """
+        parameters = [self._parameters[name].detach() for name in group]
+        precision = torch.promote_types(parameters[0].dtype, torch.float32)
+        computed = [each.to(precision) for each in parameters]
+        torch._foreach_sub_(computed, old)  # now the proposed changes
+        if self.compensation.keeps_average:
+            averages, gained = self._average(group, computed)
+            torch._foreach_mul_(computed, rate * self.compensation.horizon * gained)
+            torch._foreach_add_(computed, averages, alpha=rate)
+        elif rate != 1.0:
+            torch._foreach_mul_(computed, rate)
+        torch._foreach_add_(computed, old)
+        if computed[0] is not parameters[0]:
+            torch._foreach_copy_(parameters, computed)
+
+    def _average(
+        self, group: Sequence[str], changes: list[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], float]:
+        """The averages with these changes in them, and by what part of `changes` they have grown.
+
+        Args:
+            changes: the proposed ones; afterwards, their distances from the old averages.
+        """
         count = self._counts.get(group[0], 0) + 1
         self._counts.update(dict.fromkeys(group, count))
         if count == 1:
-            for index, change in zip(group, changes, strict=True):
-                self._averages[index] = change.to(self._parameters[index].dtype, copy=True)
-            return changes
-        averages = [self._averages[index] for index in group]
+            for name in group:
+                self._averages[name] = torch.zeros_like(self._parameters[name])
+        averages = [self._averages[name] for name in group]
         # The weight of the newest change in an average of `count` of them, all counted from the
         # first one on: 1, 1/2, 1/3, ... down to 1 - memory. So early steps are as long as later
         # ones, and nothing is divided by a bias that vanishes.
-        newest = max(1.0 - rule.memory, 1.0 / count) if rule.memory else 1.0
+        memory = self.compensation.memory
+        newest = max(1.0 - memory, 1.0 / count) if memory else 1.0
         torch._foreach_sub_(changes, averages)
-        torch._foreach_mul_(changes, newest)
-        torch._foreach_add_(averages, changes)
-        torch._foreach_mul_(changes, rule.horizon)
-        torch._foreach_add_(changes, averages)
-        return changes
+        torch._foreach_add_(averages, changes, alpha=newest)
+        # The first change is no growth: there was no average to grow from.
+        return averages, newest if count > 1 else 0.0
 
 
 @contextmanager
@@ -193,7 +209,3 @@ def _momentless(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict
         gain = (1.0 - group.get("dampening", 0.0)) / (1.0 - momentum)
         return {"momentum": 0.0, "lr": group["lr"] * gain}
     return {}
-
-
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

@@ -246,11 +246,11 @@ class StageEngine:
         Args:
             is_left_out: only drop the gradients; the step still counts as made.
         """
-        self.weights.begin_step()
+        before = self.weights.begin_step()
         if is_left_out:
             self.updater.drop()
         else:
-            self.updater.step()
+            self.updater.step(before)
         self.weights.end_update()
 
     def evaluate(self, microbatch: MicrobatchId, inputs: Mapping[str, Value]) -> dict[str, Value]:

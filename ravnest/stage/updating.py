@@ -55,7 +55,7 @@ class Updater:
         self.compensator: Compensator | None = None
         self._num_steps = 0
         self._names = tuple(parameters)
-        trainable = [parameter for parameter in parameters.values() if parameter.requires_grad]
+        trainable = {name: each for name, each in parameters.items() if each.requires_grad}
         if settings.optimizer is None or not trainable:
             return
         given = grouped(parameters, settings.param_groups)
@@ -101,8 +101,11 @@ class Updater:
         """Those of the patterns, by default of all of the settings', that match no name here."""
         return unmatched(self._settings.param_groups if patterns is None else patterns, self._names)
 
-    def step(self) -> None:
+    def step(self, before: Mapping[str, torch.Tensor] | None = None) -> None:
         """One optimizer step from the gradients in place; they are cleared.
+
+        Args:
+            before: the values of the parameters by name, where somebody keeps them anyway.
 
         Raises:
             TrainingError: optimizer or scheduler failed.
@@ -113,7 +116,7 @@ class Updater:
             if self.compensator is None:
                 self.optimizer.step()
             else:
-                self.compensator.step(self.optimizer)
+                self.compensator.step(self.optimizer, before)
         self._num_steps += 1
         self.optimizer.zero_grad(set_to_none=True)
         if not self._settings.lr_step_on_epoch_change:

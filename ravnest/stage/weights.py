@@ -1,11 +1,11 @@
 """Weight versions of one stage: a backward pass uses the weights of its forward pass.
 
 Forward passes run on aliases of the parameters (same storage, separate autograd leaves), whose
-gradients go to the parameters. An update
-while some forward pass still awaits its backward pass first moves the parameters to fresh
-storage, so the old version stays whole for as long as it is referenced and not a moment longer
-(weight stashing, PipeDream; here copy-on-write). Without microbatches in flight nothing is copied,
-unless a schedule computes with the version before the newest (PipeDream-2BW), which then stays.
+gradients go to the parameters. An update while some forward pass still awaits its backward pass
+first moves the parameters that it changes to fresh storage, so the old version stays whole for as
+long as it is referenced and not a moment longer (weight stashing, PipeDream; here copy-on-write).
+Without microbatches in flight nothing is copied, unless a schedule computes with the version before
+the newest (PipeDream-2BW), which then stays.
 """
 
 from __future__ import annotations
@@ -114,12 +114,22 @@ class WeightVersions:
         """Shape and dtype of a parameter."""
         return self._parameters[name].shape, self._parameters[name].dtype
 
-    def begin_step(self) -> None:
-        """Must be called before an optimizer step."""
+    def begin_step(self) -> Mapping[str, torch.Tensor] | None:
+        """Must be called before an optimizer step.
+
+        Returns:
+            By name the values that stay as they are while the step changes the parameters, None
+            where nobody needs them.
+        """
         if self._keeps_previous:
             self.forget_previous()
             self._previous = self.acquire()
-        self.begin_update()
+        if self._current.references == 0:
+            return None
+        stashed = self._current
+        self._move([each for each in self._parameters.values() if each.requires_grad])
+        self._num_stashed += 1
+        return stashed.tensors
 
     def forget_previous(self) -> None:
         """Drops the version before the newest: forward passes go on with the newest."""
@@ -139,12 +149,17 @@ class WeightVersions:
                 self.release(self._held.pop(number))
 
     def begin_update(self) -> None:
-        """Must be called before the parameters change in place."""
-        if self._current.references == 0:
-            return
-        for parameter in self._parameters.values():
+        """Must be called before any of the parameters change in place, frozen ones included."""
+        if self._current.references > 0:
+            self._move(self._parameters.values())
+            self._num_stashed += 1
+        elif self._num_stashed > 0:  # with which the newest version shares what is frozen
+            self._move([each for each in self._parameters.values() if not each.requires_grad])
+
+    def _move(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Gives parameters fresh storage: the newest version, from now on, has a successor."""
+        for parameter in parameters:
             parameter.data = parameter.data.clone()
-        self._num_stashed += 1
         self._current = WeightVersion(self._current.number, self._aliases())
 
     def end_update(self) -> None:

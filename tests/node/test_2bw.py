@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -196,9 +196,10 @@ def test_two_versions_are_held_and_never_more(tmp_path: Path) -> None:
         weights = node._parts.engine.weights
         begin = weights.begin_step
 
-        def counting() -> None:
-            begin()
+        def counting() -> Mapping[str, torch.Tensor] | None:
+            before = begin()
             most[node.plan.stage] = max(most.get(node.plan.stage, 0), weights.num_stashed)
+            return before
 
         weights.begin_step = counting  # type: ignore[method-assign]
         train(node, 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -190,13 +190,14 @@ def test_stashed_versions_keep_to_their_bound(tmp_path: Path) -> None:
 
     def script(node: Node) -> None:
         weights = node._parts.engine.weights
-        begin = weights.begin_update
+        begin = weights.begin_step
 
-        def counting() -> None:
-            begin()
+        def counting() -> Mapping[str, torch.Tensor] | None:
+            before = begin()
             most[node.plan.stage] = max(most.get(node.plan.stage, 0), weights.num_stashed)
+            return before
 
-        weights.begin_update = counting  # type: ignore[method-assign]
+        weights.begin_step = counting  # type: ignore[method-assign]
         train(node, epochs=2)
         assert weights.num_stashed == 0
         assert node._parts.engine.num_in_flight == 0

@@ -38,7 +38,7 @@ def steps_of(compensation: Compensation, gradients: list[float], lr: float = 1.0
     """The weight after each step of SGD with these gradients, from 0 on."""
     weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=lr)
-    compensator = Compensator([weight], compensation)
+    compensator = Compensator({"weight": weight}, compensation)
     path = []
     for gradient in gradients:
         weight.grad = torch.tensor([gradient], dtype=torch.float64)
@@ -63,6 +63,28 @@ def test_changes_are_averaged_and_looked_ahead(
         weight += average + horizon * gained
         expected.append(weight)
     assert steps_of(Compensation(memory, horizon, 1.0), gradients) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_values_that_somebody_keeps_are_as_good_as_a_copy(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    rule = Compensation(0.98, 5.0, 1.0, replaces_momentum=True, warm_up_steps=3)
+    pairs = [torch.nn.Parameter(torch.randn(40, 30).to(dtype)) for _ in range(2)]
+    pairs[1].data.copy_(pairs[0].data)
+    average, weight = torch.zeros(()).double(), pairs[0].detach().clone().double()
+    optimizers = [torch.optim.SGD([each], lr=0.1, momentum=0.9) for each in pairs]
+    compensators = [Compensator({"weight": each}, rule) for each in pairs]
+    for number in range(5):
+        gradient = torch.randn(40, 30).to(dtype)
+        for each in pairs:
+            each.grad = gradient.clone()
+        compensators[0].step(optimizers[0])
+        compensators[1].step(optimizers[1], {"weight": pairs[1].detach().clone()})
+        assert torch.equal(*pairs)
+        gained = (-gradient.double() - average) / (number + 1)
+        average = average + gained
+        weight = weight + rule.rate(number) * (average + 5.0 * gained * bool(number))
+    torch.testing.assert_close(pairs[0].detach().double(), weight, rtol=0.05, atol=0.05)
 
 
 def test_without_memory_the_weights_are_the_optimizers_path_extrapolated() -> None:

@@ -49,6 +49,30 @@ def test_nothing_is_copied_without_microbatches_in_flight() -> None:
     assert version.number == 1
 
 
+def test_a_step_copies_only_what_it_changes() -> None:
+    trained = torch.nn.Parameter(torch.tensor([2.0]))
+    frozen = torch.nn.Parameter(torch.tensor([5.0]), requires_grad=False)
+    versions = WeightVersions({"trained": trained, "frozen": frozen})
+    first = versions.acquire()
+    place = frozen.data_ptr()
+    before = versions.begin_step()
+    trained.data.fill_(3.0)
+    versions.end_update()
+    assert before is not None
+    assert before["trained"].tolist() == first.tensors["trained"].tolist() == [2.0]
+    assert frozen.data_ptr() == place
+    assert versions.begin_step() is None, "nothing awaits gradients of the newest version"
+    versions.end_update()
+    versions.overwrite({"trained": torch.tensor([4.0]), "frozen": torch.tensor([6.0])})
+    assert {name: each.item() for name, each in first.tensors.items()} == {
+        "trained": 2.0,
+        "frozen": 5.0,
+    }
+    assert versions.current()["frozen"].tolist() == [6.0]
+    versions.release(first)
+    assert versions.num_stashed == 0
+
+
 def test_gradients_add_up_like_repeated_backward() -> None:
     parameter, _, versions = linear()
     twin = torch.nn.Parameter(parameter.detach().clone())

@@ -163,9 +163,12 @@ class Holdings:
     def _step_bytes(self, start: Ints, end: Ints) -> Ints:
         trained: Ints = self.table.trained_bytes[end] - self.table.trained_bytes[start]
         needed = self._optimizer_step_bytes(trained, start, end)
-        # The weights of before the step, which its changes are told by.
-        corrected = self.settings.compensates(self.index, self.num_stages)
-        return needed + trained if corrected else needed
+        if not self.settings.compensates(self.index, self.num_stages):
+            return needed
+        # The weights of before the step, which its changes are told by, are a stashed version.
+        # Those of 16 bits are computed in 32, one by one, when the optimizer's own are gone.
+        computed: Ints = 2 * self.table.largest.over(start, end)
+        return np.maximum(needed, computed)
 
     def _optimizer_step_bytes(self, trained: Ints, start: Ints, end: Ints) -> Ints:
         table, optimizer = self.table, self.settings.optimizer
