@@ -1,15 +1,15 @@
 """Training over stages against training in one process: `python -m benchmarks.oracle`.
 
-`[--json] [--quick] [--rows NAME ...] [--cases NAME ...]`. Each model of the zoo is cut into 1 to 5
-stages (fewer when it has fewer legal cuts) and trained for 20 optimizer steps by real nodes over
-the in-memory transport, under every schedule that flushes. Losses of all steps, the gradients of
-the last, and all weights and buffers at the end are compared with the original model's, trained by
-plain PyTorch in one process on the same microbatches. What users switch on is switched on in turn,
-then together. For that, masks of dropout keep everything, since one process draws other ones; with
-dropout, any number of stages is compared with one. In bfloat16 differences are relative to each
-tensor's largest value, in float32 absolute (relative where the largest is above 1). Models whose
-library is not installed are named and left out. Where stages share parameters in bfloat16, the one
-process sums gradients in their order (see `apart`).
+`[--json] [--quick] [--rows NAME ...] [--cases NAME ...]`. Each model of the zoo, large ones in a
+small size, is cut into 1 to 5 stages (fewer when it has fewer legal cuts) and trained for 20
+optimizer steps by real nodes over the in-memory transport, under every schedule that flushes.
+Losses of all steps, the gradients of the last, and all weights and buffers at the end are compared
+with the original model's, trained by plain PyTorch in one process on the same microbatches. What
+users switch on is switched on in turn, then together. For that, masks of dropout keep everything,
+since one process draws other ones; with dropout, any number of stages is compared with one. In
+bfloat16 differences are relative to each tensor's largest value, in float32 absolute (relative
+where the largest is above 1). Models whose library is not installed are named and left out. Where
+stages share parameters in bfloat16, the one process sums gradients in their order (see `apart`).
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def applies(case: Case, entry: Entry) -> bool:
     only_length = case.name.endswith("changing lengths")
     if only_length and entry.other_length is None:
         return False
-    is_half = any(each.dtype is torch.bfloat16 for each in entry.model().parameters())
+    is_half = any(each.dtype is torch.bfloat16 for each in entry.small_model().parameters())
     if case.dtype is torch.bfloat16:
         return entry.name not in _ONLY_FLOAT32
     return not is_half
@@ -101,7 +101,7 @@ def applies(case: Case, entry: Entry) -> bool:
 
 def model_of(entry: Entry, case: Case) -> torch.nn.Module:
     """The model of a comparison, with repeatable weights."""
-    model = entry.model()
+    model = entry.small_model()
     return model if case.dtype is torch.float32 else model.to(case.dtype)
 
 

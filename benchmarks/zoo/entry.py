@@ -27,6 +27,8 @@ class Entry:
         name: as the row is called.
         build: the model in train mode; the caller seeds torch before.
         call: positional and keyword inputs for a batch and a sequence length.
+        build_small: the same architecture, narrow and shallow, for trainings of many steps; None
+            where `build` is small already, or cannot be smaller.
         batch: samples of the example that the model is captured with.
         other_batch: samples of another call.
         length: tokens of the example, where the model takes a sequence.
@@ -38,6 +40,7 @@ class Entry:
     name: str
     build: Callable[[], nn.Module]
     call: Callable[[int, int], Call]
+    build_small: Callable[[], nn.Module] | None = None
     batch: int = 4
     other_batch: int = 3
     length: int = 12
@@ -49,6 +52,11 @@ class Entry:
         """The model with repeatable weights."""
         torch.manual_seed(seed)
         return self.build()
+
+    def small_model(self) -> nn.Module:
+        """The model to train for many steps, with repeatable weights."""
+        torch.manual_seed(SEED)
+        return (self.build_small or self.build)()
 
     def calls(self) -> dict[str, Call]:
         """Repeatable calls: the example, and what may vary."""
