@@ -30,7 +30,6 @@ from ravnest.wire.frame import Codec
 
 PLAN = "0" * 64
 MAIN, OTHER = "w", "other"
-_WARM_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,7 @@ class Case:
         num_failing: rounds that are refused after all bytes have moved, each followed by one
             that is applied; instead of the timed rounds.
         rate_bps: bits per second that links can do, as plans say it; None on loopback.
+        warm_rounds: rounds of each kind before the timed ones.
     """
 
     addresses: list[str]
@@ -59,6 +59,7 @@ class Case:
     codec: str = Codec.RAW.name
     num_failing: int = 0
     rate_bps: float | None = None
+    warm_rounds: int = 2
 
 
 class RawPipe:
@@ -178,13 +179,13 @@ def time_rounds(member: Member) -> None:
     """Seconds of every round, all kinds in turn, all members starting together."""
     calls = {"raw": member.raw, "gloo": member.gloo, "ravnest": member.average}
     seconds: dict[str, list[float]] = {kind: [] for kind in calls}
-    for repeat in range(_WARM_ROUNDS + member.case.repeats):
+    for repeat in range(member.case.warm_rounds + member.case.repeats):
         for kind, call in calls.items():
             dist.barrier()
             started, processor = time.perf_counter(), time.process_time()
             sent_bytes = call()
             took, used = time.perf_counter() - started, time.process_time() - processor
-            if repeat >= _WARM_ROUNDS:
+            if repeat >= member.case.warm_rounds:
                 seconds[kind].append(took)
                 member.figures.setdefault(f"{kind}_processor_s", []).append(used)
     member.figures.update(seconds=seconds, sent_bytes=sent_bytes)
