@@ -41,7 +41,7 @@ class ClusterLinks:
         self._codecs = codecs
         neighbours = (plan.backward_target, FORWARD), (plan.forward_target, BACKWARD)
         self._computed_from = [(peer, lane) for peer, lane in neighbours if peer is not None]
-        transport.open_early((FORWARD, BACKWARD), _frame_of)
+        transport.open_early((FORWARD, BACKWARD, TARGETS), _frame_of)
         self.root, self.leaf = plan.cluster_nodes[0], plan.cluster_nodes[-1]
 
     def send_forward(self, frame: Frame) -> None:
