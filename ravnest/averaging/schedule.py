@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-CHUNKS_PER_SHARD = 2
+CHUNKS_PER_SHARD = 4
 MIN_CHUNK_BYTES = 256 << 10
 
 

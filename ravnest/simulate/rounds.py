@@ -16,7 +16,7 @@ from ravnest.simulate.cluster import ClusterRun, StageRun
 from ravnest.simulate.lanes import Record
 from ravnest.simulate.outages import end_of
 
-CHUNKS_PER_SHARD, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 2, 256 << 10, 4 << 20
+CHUNKS_PER_SHARD, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 4, 256 << 10, 4 << 20
 """What the all-reduce passes on at a time, as ravnest/averaging/ cuts it."""
 
 
