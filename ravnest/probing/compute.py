@@ -109,8 +109,9 @@ def measure_compute(
             _time_network(reference, work, device, DTYPES[dtype], share_s)
             for reference, work in zip(REFERENCES, works, strict=True)
         )
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        # torch without the device, a device that is not there, a dtype it has no kernels for.
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
+        # torch without the device, a device that is not there, a dtype it has no kernels for, a
+        # device of another kind than this machine's.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
             f"device {str(device)!r} cannot train in {dtype}: {reason}",

@@ -150,7 +150,9 @@ def test_the_second_pass_computes_weights_alone() -> None:
     x = torch.randn(4, 8, requires_grad=True)
 
     def products(work: Callable[[], Any]) -> int:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+        ) as profile:
             work()
         return sum(e.count for e in profile.key_averages() if e.key == "aten::mm")
 
