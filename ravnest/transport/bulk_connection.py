@@ -35,7 +35,7 @@ _MAX_PROMPT_TLS_BYTES = 8 << 10
 # forgets one that is idle, and what is sent then is lost without an answer.
 _WATCHED = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
-_HEAD = struct.Struct(">QIQ")
+_HEAD = struct.Struct(">QIQH")
 # Not everywhere; it has the head of a message travel in one packet with what follows.
 _MORE = getattr(socket, "MSG_MORE", 0)
 # Not everywhere; where it is not, nothing seems to be there, and nothing is sent at once.
@@ -62,11 +62,13 @@ class BulkHead(NamedTuple):
         position: of the message in the lane, those over gRPC counted.
         header_bytes: of its header, as announced.
         num_bytes: of its payload, as announced.
+        note_bytes: of the note it takes along, which comes first.
     """
 
     position: int
     header_bytes: int
     num_bytes: int
+    note_bytes: int = 0
 
 
 class BulkConnection:
@@ -77,9 +79,15 @@ class BulkConnection:
 
     Args:
         rate_bps: bits per second that the link can do, where this is who sends and it is known.
+        take_note: a Credit as on the control lane, for the next message to take along, or nothing.
     """
 
-    def __init__(self, connected: socket.socket, rate_bps: float | None = None) -> None:
+    def __init__(
+        self,
+        connected: socket.socket,
+        rate_bps: float | None = None,
+        take_note: Callable[[], bytes] = bytes,
+    ) -> None:
         connected.settimeout(None)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -94,7 +102,8 @@ class BulkConnection:
         self._is_tls = isinstance(connected, ssl.SSLSocket)
         # TLS comes in records.
         self._more = 0 if self._is_tls else _MORE
-        self._num_begun = 0  # bytes of the next message that were sent at once
+        self._take_note = take_note
+        self._rest: list[memoryview] = []  # of the next message, of which some was sent at once
 
     def send_now(self, position: int, message: Message) -> bool:
         """Sends what the kernel takes without waiting; whether that is all.
@@ -108,25 +117,23 @@ class BulkConnection:
         if self._is_tls:
             if num_bytes > _MAX_PROMPT_TLS_BYTES or not self._is_writable(0):
                 return False
-            self._socket.sendall(b"".join(_pieces(position, message)))
+            self._socket.sendall(b"".join(self._pieces(position, message)))
             return True
         if num_bytes > _MAX_PROMPT_BYTES or not _NO_WAIT:
             return False
-        pieces = _pieces(position, message)
+        pieces = self._pieces(position, message)
         if num_bytes <= _MAX_JOINED_BYTES or len(pieces) > _MAX_PIECES:
             pieces = [memoryview(b"".join(pieces))]
         try:
-            self._num_begun = self._socket.sendmsg(pieces, (), _NO_WAIT)
+            num_sent = self._socket.sendmsg(pieces, (), _NO_WAIT)
         except BlockingIOError:
-            return False
-        if self._num_begun < _HEAD.size + num_bytes:
-            return False
-        self._num_begun = 0
-        return True
+            num_sent = 0
+        self._rest = _after(num_sent, pieces)
+        return not self._rest
 
     def send(self, position: int, message: Message) -> None:
         """Sends a message; OSError when the connection breaks or is cut."""
-        pieces, self._num_begun = _after(self._num_begun, _pieces(position, message)), 0
+        pieces, self._rest = self._rest or self._pieces(position, message), []
         if message.num_bytes <= _MAX_JOINED_BYTES:  # one packet, or few
             self._socket.sendall(b"".join(pieces))
             return
@@ -169,21 +176,21 @@ class BulkConnection:
         """Frees the socket; nobody may be using it."""
         self._socket.close()
 
-
-def _pieces(position: int, message: Message) -> list[memoryview]:
-    """What a message is on the wire: its head and header, and what there is of its payload."""
-    head = _HEAD.pack(position, len(message.header), message.num_bytes)
-    payload = (view for view in flat_views(message.payload) if view.nbytes)
-    return [memoryview(head + message.header), *payload]
+    def _pieces(self, position: int, message: Message) -> list[memoryview]:
+        """A message on the wire: head, note and header, and what there is of its payload."""
+        note = self._take_note()
+        head = _HEAD.pack(position, len(message.header), message.num_bytes, len(note))
+        payload = (view for view in flat_views(message.payload) if view.nbytes)
+        return [memoryview(b"".join((head, note, message.header))), *payload]
 
 
 def _after(num_bytes: int, pieces: list[memoryview]) -> list[memoryview]:
-    """The pieces without so many bytes of the first; those are fewer than all."""
+    """The pieces, none of them empty, without so many bytes of the first."""
     first = 0
-    while num_bytes >= pieces[first].nbytes:
+    while first < len(pieces) and num_bytes >= pieces[first].nbytes:
         num_bytes -= pieces[first].nbytes
         first += 1
-    return [pieces[first][num_bytes:], *pieces[first + 1 :]]
+    return [piece[num_bytes:] if i == 0 else piece for i, piece in enumerate(pieces[first:])]
 
 
 def _check_whole(buffer: memoryview, filled: int) -> None:

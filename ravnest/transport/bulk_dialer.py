@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from collections.abc import Callable
 
 from ravnest.transport.address import split_address
 from ravnest.transport.bulk_connection import ADMITTED, BulkConnection, BulkOffer
@@ -25,10 +26,12 @@ class BulkDialer:
 
     Args:
         door: of the peer's gRPC.
+        take_note: as in `BulkConnection`.
     """
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, take_note: Callable[[], bytes] = bytes) -> None:
         self._door = door
+        self._take_note = take_note
         self._host, _ = split_address(door.address)
         self._is_hopeless = False
         self._was_reached = False
@@ -45,7 +48,8 @@ class BulkDialer:
             if self._is_hopeless:
                 return None
             try:
-                connection = BulkConnection(self._admitted(offer), self._door.rate_bps)
+                admitted = self._admitted(offer)
+                connection = BulkConnection(admitted, self._door.rate_bps, self._take_note)
             except OSError as error:
                 self._is_hopeless = True
                 _log.info(

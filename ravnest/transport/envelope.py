@@ -15,7 +15,7 @@ from ravnest.transport.limits import MAX_HEADER_BYTES
 from ravnest.transport.payload import flat_views
 from ravnest.transport.pb import link_pb2
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 CONTROL_LANE = ""
 
 MAX_CHUNK_BYTES = 2 << 20

@@ -185,7 +185,8 @@ class GrpcTransport(Transport):
     def _outbound_to(self, peer: int) -> Outbound:
         door = Door(self._addresses[peer], name_of(peer), self._identity, self._rates[peer])
         standing = partial(self._intakes.standing, peer)
-        return Outbound(self._sender, peer, door, self._peers, self._settings, standing)
+        note = partial(self._intakes.note, peer)
+        return Outbound(self._sender, peer, door, self._peers, self._settings, standing, note)
 
     def _reply(self, peer: int, request: bytes) -> None:
         self._outbounds[peer].control.tell(request)

@@ -25,6 +25,7 @@ class Intakes:
         self._inbox = inbox
         self._reply = reply
         self._lanes: dict[tuple[int, str], LaneIntake] = {}
+        self._of_peer: dict[int, tuple[LaneIntake, ...]] = {}
         self._lock = threading.Lock()
 
     def lane(self, sender: int, lane: str) -> LaneIntake:
@@ -34,10 +35,17 @@ class Intakes:
                 tell = partial(self._reply, sender)
                 found = LaneIntake(self._settings, self._inbox, sender, lane, tell)
                 self._lanes[sender, lane] = found
+                self._of_peer[sender] = (*self._of_peer.get(sender, ()), found)
             return found
+
+    def note(self, sender: int) -> bytes:
+        """What the next message to a peer should take along about one of its lanes, or nothing."""
+        for lane in self._of_peer.get(sender, ()):
+            if (note := lane.note()) is not None:
+                return note
+        return b""
 
     def standing(self, sender: int) -> list[bytes]:
         """What a peer has to know of its lanes that may have missed everything."""
-        with self._lock:
-            lanes = [intake for (peer, _), intake in self._lanes.items() if peer == sender]
+        lanes = self._of_peer.get(sender, ())
         return [request for lane in lanes if (request := lane.standing()) is not None]

@@ -89,6 +89,11 @@ class LaneIntake:
         with self._lock:
             return None if self._cut is None else self._welcome()
 
+    def note(self) -> bytes | None:
+        """What the next message to the sender should take along; None: nothing."""
+        progress = self._window.taken_along()
+        return None if progress is None else credit(self.lane, progress)
+
     @property
     def progress(self) -> Progress:
         """How far the lane is."""

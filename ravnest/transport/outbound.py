@@ -39,6 +39,7 @@ class Outbound:
 
     Args:
         standing: what the peer has to know of the lanes it sends, when a control stream begins.
+        take_note: what it should know of them when a message goes to it anyway, or nothing.
     """
 
     def __init__(
@@ -49,13 +50,14 @@ class Outbound:
         peers: PeerTable,
         settings: TransportSettings,
         standing: Callable[[], Iterable[bytes]],
+        take_note: Callable[[], bytes],
     ) -> None:
         self.peer = peer
         self._sender = sender
         self._peers = peers
         self._settings = settings
         self._standing = standing
-        self._dialer = BulkDialer(door)
+        self._dialer = BulkDialer(door, take_note)
         self._channel = PeerChannel(
             door, f"ravnest-knock-{peer}", partial(peers.broke_protocol, peer)
         )

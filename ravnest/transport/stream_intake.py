@@ -11,6 +11,7 @@ from ravnest.transport.envelope import (
     MAX_CHUNK_BYTES,
     check_payload,
     check_sizes,
+    parse_request,
 )
 from ravnest.transport.interface import Message
 from ravnest.transport.lane_intake import LaneIntake
@@ -112,6 +113,8 @@ class StreamIntake:
 
     def _take_bulk(self, connection: BulkConnection, head: BulkHead) -> None:
         payload = self._room(head.header_bytes, head.num_bytes)
+        if head.note_bytes:
+            self._take_note(connection, head.note_bytes)
         header = bytearray(head.header_bytes)
         connection.receive_into(memoryview(header))
         connection.receive_into(payload)
@@ -119,6 +122,15 @@ class StreamIntake:
         # Looking takes a system call, and small messages are never kept for long.
         is_followed = head.num_bytes >= MIN_LOOKED_AFTER_BYTES and connection.has_more()
         self._intake.deliver(self._connection, head.position, message, is_followed=is_followed)
+
+    def _take_note(self, connection: BulkConnection, num_bytes: int) -> None:
+        """A Credit that came along with a message."""
+        note = bytearray(num_bytes)
+        connection.receive_into(memoryview(note))
+        request = parse_request(bytes(note))
+        if (kind := request.WhichOneof("body")) != "credit":
+            raise ProtocolError(f"a message of lane {self.lane!r} takes along an unexpected {kind}")
+        self._reception.answered(self.sender, request)
 
     def _room(self, header_bytes: int, num_bytes: int) -> memoryview:
         check_sizes(header_bytes, num_bytes, self._reception.settings.max_payload_bytes)

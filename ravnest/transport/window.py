@@ -135,7 +135,9 @@ class ReceiveWindow:
     has arrived since the last ones. A sender out of credits has a whole window on its way; once
     that has arrived every consumed message is credited at once. So nobody waits for what is held
     back. What says how many were consumed says how many came as well, and is said early when the
-    sender keeps many bytes for a link that may break.
+    sender keeps many bytes for a link that may break. Where a message goes to the sender anyway it
+    takes along what would be said soon, so that between nodes that send to each other little is
+    left to be said by itself.
 
     Args:
         tell: says both to the sender; called from the thread that consumes or the one that
@@ -144,6 +146,7 @@ class ReceiveWindow:
 
     def __init__(self, window: int, tell: Callable[[Progress], None]) -> None:
         self._threshold = max(1, window // 2)
+        self._least_taken_along = max(1, window // 4)
         self._tell = tell
         self._lock = threading.Lock()
         self._num_received = self._num_consumed = 0
@@ -182,12 +185,22 @@ class ReceiveWindow:
         if news is not None:
             self._tell(news)
 
+    def taken_along(self) -> Progress | None:
+        """How far the lane is, if a message to the sender should say so; then it counts as said."""
+        if self._num_consumed - self._num_credited < self._least_taken_along:
+            return None  # looked at for every message: a moment later will do as well
+        with self._lock:
+            return self._said()
+
     def _news(self, max_kept_bytes: int) -> Progress | None:
         """How far the lane is, if the sender should hear of it."""
         has_credits = self._num_consumed > self._num_credited
         is_short = self._num_received - self._num_credited >= self._threshold
         if not (has_credits and is_short) and self._unacknowledged_bytes < max_kept_bytes:
             return None
+        return self._said()
+
+    def _said(self) -> Progress:
         self._num_credited = self._num_consumed
         self._unacknowledged_bytes = 0
         return Progress(self._num_received, self._num_consumed)

@@ -20,6 +20,7 @@ from ravnest.transport.bulk_connection import (
 )
 from ravnest.transport.bulk_dialer import BulkDialer
 from ravnest.transport.bulk_listener import BulkListener
+from ravnest.transport.envelope import farewell, refusal_of
 from ravnest.transport.inbox import Inbox
 from ravnest.transport.intakes import Intakes
 from ravnest.transport.interface import Message
@@ -222,10 +223,27 @@ def test_a_message_that_cannot_be_is_refused(intake, position, header_bytes, num
     connection.close()
 
 
-def head_of(position: int, header_bytes: int, num_bytes: int) -> bytes:
-    return (
-        position.to_bytes(8, "big") + header_bytes.to_bytes(4, "big") + num_bytes.to_bytes(8, "big")
-    )
+def head_of(position: int, header_bytes: int, num_bytes: int, note_bytes: int = 0) -> bytes:
+    sizes = (position, 8), (header_bytes, 4), (num_bytes, 8), (note_bytes, 2)
+    return b"".join(value.to_bytes(width, "big") for value, width in sizes)
+
+
+@pytest.mark.parametrize(
+    ("note", "reason"),
+    [
+        (b"no request", "10 bytes are no ToReceiver"),
+        (farewell(None), "takes along an unexpected farewell"),
+        (refusal_of("y", "because"), "takes along an unexpected refusal"),
+    ],
+)
+def test_a_note_that_is_no_credit_is_refused(intake, note, reason):
+    connection = intake.connect()
+    connection._socket.sendall(head_of(0, 1, 1, len(note)) + note + b"hp")
+    with pytest.raises(ProtocolError, match="node 0") as caught:
+        intake.next_header()
+    assert reason in str(caught.value)
+    assert connection._socket.recv(1) == b""  # cut
+    connection.close()
 
 
 def test_a_position_twice_is_refused(intake):

@@ -118,7 +118,7 @@ def test_malformed_requests_are_refused_and_counted(grpc_nodes, talk):
         ),
         (
             link_pb2.ToReceiver(hello=link_pb2.Hello(version=99, lane="x")).SerializeToString(),
-            "version 99 came, 4 is expected",
+            "version 99 came, 5 is expected",
         ),
     ],
 )

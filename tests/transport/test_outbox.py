@@ -156,7 +156,7 @@ def test_nothing_is_sent_at_once_into_a_full_connection():
     data=st.data(),
 )
 def test_what_was_begun_at_once_is_finished_in_turn(sizes, data):
-    """Whatever the kernel takes of each message, the receiver gets all of them."""
+    """Whatever the kernel takes of each, the receiver gets all messages, and each note once."""
     chosen = random.Random(data.draw(st.integers(0, 2**32)))
     messages = [
         Message(chosen.randbytes(chosen.randrange(64)), tuple(map(chosen.randbytes, each)))
@@ -164,7 +164,10 @@ def test_what_was_begun_at_once_is_finished_in_turn(sizes, data):
     ]
     with _connected() as (near, far):
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 20_000)
-        giver, taker = BulkConnection(near), BulkConnection(far)
+        notes = [chosen.randbytes(chosen.randrange(3)) for _ in messages]
+        left = iter(notes)
+        giver = BulkConnection(near, take_note=lambda: next(left))
+        taker = BulkConnection(far)
 
         def give() -> None:
             for i, message in enumerate(messages):
@@ -175,10 +178,10 @@ def test_what_was_begun_at_once_is_finished_in_turn(sizes, data):
         giving.start()
         for i, message in enumerate(messages):
             head = taker.receive_head()
-            whole = bytearray(len(message.header) + message.num_bytes)
+            whole = bytearray(len(notes[i]) + len(message.header) + message.num_bytes)
             taker.receive_into(memoryview(whole))
-            assert head == BulkHead(i, len(message.header), message.num_bytes)
-            assert whole == message.header + b"".join(message.payload)
+            assert head == BulkHead(i, len(message.header), message.num_bytes, len(notes[i]))
+            assert whole == notes[i] + message.header + b"".join(message.payload)
         giving.join()
 
 

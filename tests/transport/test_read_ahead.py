@@ -132,13 +132,13 @@ def test_a_small_message_is_one_read(connect, monkeypatch):
     assert reads == [1]
 
 
-@pytest.mark.parametrize("sent", [1, 20 + 5, 20 + 6 + 10, 20 + 6 + 3 * RECORD_BYTES])
+@pytest.mark.parametrize("sent", [1, 22 + 5, 22 + 6 + 10, 22 + 6 + 3 * RECORD_BYTES])
 @pytest.mark.parametrize("says_so", [True, False])
 def test_an_end_in_the_middle_of_a_message_is_an_error(connect, sent, says_so):
     near, far = connect()
     size = 4 * RECORD_BYTES
     whole = b"".join(
-        (bytes(7), b"\7", (6).to_bytes(4), size.to_bytes(8), b"header", PATTERN[:size])
+        (bytes(7), b"\7", (6).to_bytes(4), size.to_bytes(8), bytes(2), b"header", PATTERN[:size])
     )
     near.sendall(whole[:sent])
     if says_so and isinstance(near, ssl.SSLSocket):
