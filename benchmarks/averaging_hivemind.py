@@ -40,11 +40,11 @@ class Group:
     p2p: P2P
     peers: list[PeerID]
 
-    def meet(self, where: str) -> None:
-        """Waits for all members."""
+    async def meet(self, where: str) -> None:
+        """Waits for all members, and goes on serving those that are not through yet."""
         if self.store.add(where, 1) == len(self.peers):
             self.store.set(f"all at {where}", "")
-        self.store.wait([f"all at {where}"])
+        await asyncio.to_thread(self.store.wait, [f"all at {where}"])
 
 
 async def join(address: str, size: int, rank: int) -> Group:
@@ -72,7 +72,7 @@ async def average(group: Group, values: torch.Tensor, number: int) -> float:
         peer_fractions=(1 / size,) * size,
     )
     await runner.add_p2p_handlers(group.p2p, namespace=name)
-    group.meet(name)
+    await group.meet(name)
     started = time.perf_counter()
     async for difference in runner:
         values.add_(difference)
@@ -95,7 +95,7 @@ async def main(address: str, size: int, rank: int, num_bytes: int, repeats: int)
         seconds.append(await average(group, values, number))
         if number == 0 and not all(_is_close(tile, mean) for tile in values.split(_TILE)):
             raise RuntimeError("what hivemind made is not the mean")
-    group.meet("the end")
+    await group.meet("the end")
     await group.p2p.shutdown()
     return seconds[_WARM_ROUNDS:]
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from ravnest.averaging import Averager
 from ravnest.errors import AveragingError
 from ravnest.node.allocator import keep_freed_memory
-from ravnest.plan.model import RingMembership
+from ravnest.plan.parts import RingMembership
 from ravnest.transport.grpc_transport import GrpcTransport
 from ravnest.transport.interface import PeerAddress
 from ravnest.wire.frame import Codec

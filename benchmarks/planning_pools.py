@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
-from ravnest.plan.model import NodeSpec
+from ravnest.plan.parts import NodeSpec
 
 _FP32 = 4
 _GPT_SAVED_PER_TOKEN = 34  # activations of a block kept for backward, in units of its width
