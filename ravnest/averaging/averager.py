@@ -20,7 +20,7 @@ from ravnest.averaging.outer import OuterOptimizer
 from ravnest.averaging.round import RingRound, RoundMemory, Share
 from ravnest.averaging.shadow import Shadow
 from ravnest.errors import AveragingError
-from ravnest.plan.model import RingMembership
+from ravnest.plan.parts import RingMembership
 from ravnest.transport.interface import Transport
 from ravnest.wire.frame import Codec
 

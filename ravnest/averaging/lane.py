@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from ravnest.averaging.deadlines import Deadlines
 from ravnest.errors import ProtocolError
-from ravnest.plan.model import RingMembership
+from ravnest.plan.parts import RingMembership
 from ravnest.transport.interface import Message, Transport
 from ravnest.wire.codec import decode, encode
 from ravnest.wire.frame import Codec, Frame, FrameKind, Scalar

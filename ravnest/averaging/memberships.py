@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ravnest.errors import AveragingError
-from ravnest.plan.model import RingMembership
+from ravnest.plan.parts import RingMembership
 
 
 def check_memberships(node_id: int, rings: Sequence[RingMembership]) -> None:

@@ -31,7 +31,7 @@ from ravnest.averaging.shadow import (
 from ravnest.averaging.sources import Sources, is_read_in_place
 from ravnest.averaging.weighting import weighting_of
 from ravnest.errors import AveragingError
-from ravnest.plan.model import RingMembership
+from ravnest.plan.parts import RingMembership
 from ravnest.transport.interface import Transport
 from ravnest.wire.frame import Frame, FrameKind
 

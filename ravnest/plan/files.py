@@ -15,8 +15,9 @@ from ravnest.errors import HashMismatchError, PlanFileError
 from ravnest.plan.codec import RUN_AGAIN, decode, encode, sealed
 from ravnest.plan.identity import node_name
 from ravnest.plan.layout import PLAN_FILE, is_plan_path, node_file, stage_folder
-from ravnest.plan.model import FileDigest, NodePlan, Plan, StagePlan
+from ravnest.plan.model import NodePlan, Plan
 from ravnest.plan.nodes import node_plans
+from ravnest.plan.parts import FileDigest, StagePlan
 from ravnest.plan.replacing import OnStep, recover, replace_files
 
 _log = logging.getLogger(__name__)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from ravnest.config.addresses import dialable
 from ravnest.plan.dealing import deal
-from ravnest.plan.model import (
-    NodePlan,
+from ravnest.plan.model import NodePlan, Plan
+from ravnest.plan.parts import (
     NodeSpec,
     PeerSpec,
-    Plan,
     RingMembership,
     RingPlan,
     SharedParameter,

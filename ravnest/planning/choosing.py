@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ravnest.errors import NotEnoughMemoryError
-from ravnest.plan.model import NodeSpec
+from ravnest.plan.parts import NodeSpec
 from ravnest.planning.clustering.clusters import Formation, form_clusters
 from ravnest.planning.inputs.settings import PlanningSettings
 from ravnest.planning.inputs.table import CostTable

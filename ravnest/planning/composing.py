@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ravnest.capture.costs import ParameterCost
 from ravnest.capture.exporting import CapturedModel
-from ravnest.plan.model import NodeSpec, Plan, Replica, StagePlan
+from ravnest.plan.model import Plan
+from ravnest.plan.parts import NodeSpec, Replica, StagePlan
 from ravnest.plan.prediction import Prediction
 from ravnest.planning.clustering.clusters import Formation
 from ravnest.planning.inputs.settings import PlanningSettings

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ravnest.capture.costs import ParameterCost
-from ravnest.plan.model import NodeSpec, RingPlan
+from ravnest.plan.parts import NodeSpec, RingPlan
 from ravnest.plan.prediction import (
     ClusterPrediction,
     LinkCompression,

@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Sequence
 
 from ravnest.capture.costs import ParameterCost
-from ravnest.plan.model import RingPlan
+from ravnest.plan.parts import RingPlan
 
 
 def form_rings(

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ravnest.capture.costs import ParameterCost
-from ravnest.plan.model import RingPlan
+from ravnest.plan.parts import RingPlan
 from ravnest.plan.prediction import LinkPrediction, Traffic
 from ravnest.planning.clustering.clusters import Formation
 from ravnest.planning.search.pace import latency_of, rate_between

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ravnest.capture.stage_file import write_stage
 from ravnest.capture.stages import StageGraphs
-from ravnest.plan.model import StagePlan
+from ravnest.plan.parts import StagePlan
 from ravnest.planning.checking.self_test import SelfTest
 from ravnest.planning.streaming import StreamedWeights
 

@@ -14,7 +14,8 @@ from random import Random
 
 from ravnest.errors import ConfigError, PlanFileError
 from ravnest.plan.identity import node_name
-from ravnest.plan.model import Plan, RingPlan
+from ravnest.plan.model import Plan
+from ravnest.plan.parts import RingPlan
 from ravnest.plan.prediction import LinkPrediction, Prediction, StagePrediction, Traffic
 from ravnest.simulate.cluster import ClusterRun, StageRun
 from ravnest.simulate.lanes import OutgoingLane, Record

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from ravnest.errors import AveragingError
-from ravnest.plan.model import RingMembership
+from ravnest.plan.parts import RingMembership
 from ravnest.transport.interface import Message, Opener, Transport, TransportSettings
 from ravnest.transport.memory import MemoryNetwork
 from ravnest.wire.codec import decode

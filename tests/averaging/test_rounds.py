@@ -13,7 +13,7 @@ from averaging_harness import (
 
 from ravnest.averaging import Averager, RoundResult
 from ravnest.errors import AveragingError
-from ravnest.plan.model import RingMembership
+from ravnest.plan.parts import RingMembership
 from ravnest.transport.interface import Transport
 from ravnest.wire.frame import FrameKind
 

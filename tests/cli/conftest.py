@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from ravnest.plan.model import NodeSpec, Plan, RingPlan, StagePlan
+from ravnest.plan.model import Plan
+from ravnest.plan.parts import NodeSpec, RingPlan, StagePlan
 from ravnest.plan.prediction import (
     ClusterPrediction,
     LinkPrediction,

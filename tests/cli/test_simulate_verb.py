@@ -15,7 +15,8 @@ from ravnest.cli.rendering.picture.timeline import tick_length
 from ravnest.cli.simulation_options import parse_failures, parse_speeds
 from ravnest.errors import ConfigError
 from ravnest.plan.codec import encode, sealed
-from ravnest.plan.model import NodeSpec, Plan, RingPlan, StagePlan
+from ravnest.plan.model import Plan
+from ravnest.plan.parts import NodeSpec, RingPlan, StagePlan
 from ravnest.plan.prediction import (
     ClusterPrediction,
     LinkPrediction,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ravnest.plan.model import NodeSpec, Plan, RingPlan, StagePlan
+from ravnest.plan.model import Plan
+from ravnest.plan.parts import NodeSpec, RingPlan, StagePlan
 
 NAMES = (("conv2d_1.weight", "conv2d_1.bias"), ("dense_1.weight",), ("bn_3.weight", "bn_3.mean"))
 

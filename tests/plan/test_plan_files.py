@@ -16,14 +16,8 @@ from ravnest.errors import HashMismatchError, PlanFileError
 from ravnest.plan.codec import canonical_json, decode, encode, sealed
 from ravnest.plan.files import load_node_plan, load_plan, verify_stage_files, write_plan
 from ravnest.plan.identity import Role
-from ravnest.plan.model import (
-    PeerSpec,
-    Plan,
-    Replica,
-    RingMembership,
-    SharedParameter,
-    StagePlan,
-)
+from ravnest.plan.model import Plan
+from ravnest.plan.parts import PeerSpec, Replica, RingMembership, SharedParameter, StagePlan
 
 WriteStage = Callable[[StagePlan, Path], None]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ravnest.plan.model import Plan, RingPlan
+from ravnest.plan.model import Plan
+from ravnest.plan.parts import RingPlan
 
 PUBLISHED = """\
 Node(0, Cluster(1))

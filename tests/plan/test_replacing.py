@@ -10,7 +10,8 @@ import pytest
 
 from ravnest.errors import PlanFileError
 from ravnest.plan.files import load_node_plan, load_plan, verify_stage_files, write_plan
-from ravnest.plan.model import Plan, StagePlan
+from ravnest.plan.model import Plan
+from ravnest.plan.parts import StagePlan
 from ravnest.plan.replacing import recover, replace_files
 
 WriteStage = Callable[[StagePlan, Path], None]

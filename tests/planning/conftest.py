@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
-from ravnest.plan.model import NodeSpec
+from ravnest.plan.parts import NodeSpec
 
 
 def make_costs(num_positions: int, seed: int = 0, *, scale: int = 1_000_000) -> GraphCosts:

@@ -18,7 +18,7 @@ from benchmarks.planning_exhaustive import best_rate
 from benchmarks.planning_pools import cnn, gpt, pool
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.errors import NotEnoughMemoryError
-from ravnest.plan.model import NodeSpec
+from ravnest.plan.parts import NodeSpec
 from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.clustering.clusters import Formation, form_clusters
 from ravnest.planning.inputs.settings import PlanningSettings

@@ -8,7 +8,7 @@ import pytest
 
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.errors import NotEnoughMemoryError
-from ravnest.plan.model import NodeSpec
+from ravnest.plan.parts import NodeSpec
 from ravnest.planning.choosing import form_by_schedule
 from ravnest.planning.clustering.clusters import Formation
 from ravnest.planning.inputs.settings import PlanningSettings, parse_settings

@@ -15,7 +15,8 @@ from torch import nn
 from ravnest.capture.stage_file import load_stage
 from ravnest.errors import CaptureError, ConfigError, NotEnoughMemoryError, PlanningError
 from ravnest.plan.files import load_node_plan, load_plan, verify_stage_files
-from ravnest.plan.model import Plan, Replica
+from ravnest.plan.model import Plan
+from ravnest.plan.parts import Replica
 from ravnest.planning.clusterize import clusterize
 
 

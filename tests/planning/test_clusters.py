@@ -10,7 +10,7 @@ import pytest
 
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.errors import NotEnoughMemoryError, PlanningError
-from ravnest.plan.model import NodeSpec
+from ravnest.plan.parts import NodeSpec
 from ravnest.planning.clustering.clusters import Formation, form_clusters
 from ravnest.planning.clustering.shortage import format_bytes
 from ravnest.planning.inputs.settings import RUNTIME_FOOTPRINT_BYTES, PlanningSettings

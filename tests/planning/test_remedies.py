@@ -10,7 +10,7 @@ import pytest
 
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
 from ravnest.errors import NotEnoughMemoryError
-from ravnest.plan.model import NodeSpec
+from ravnest.plan.parts import NodeSpec
 from ravnest.planning.clustering.clusters import form_clusters
 from ravnest.planning.inputs.settings import OptimizerCost, PlanningSettings
 from ravnest.planning.inputs.table import cost_table

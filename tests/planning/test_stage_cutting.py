@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ravnest.capture.costs import Cut, GraphCosts, ParameterCost
-from ravnest.plan.model import NodeSpec
+from ravnest.plan.parts import NodeSpec
 from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.inputs.settings import (
     RUNTIME_FOOTPRINT_BYTES,

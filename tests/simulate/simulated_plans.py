@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from ravnest.plan.model import NodeSpec, Plan, Replica, RingPlan, StagePlan
+from ravnest.plan.model import Plan
+from ravnest.plan.parts import NodeSpec, Replica, RingPlan, StagePlan
 from ravnest.plan.prediction import (
     ClusterPrediction,
     LinkPrediction,

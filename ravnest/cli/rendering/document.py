@@ -17,7 +17,8 @@ from ravnest.cli.rendering.view import (
 )
 from ravnest.cli.whatif.changes import Change
 from ravnest.errors import RavnestError
-from ravnest.plan.model import NodeSpec, Plan
+from ravnest.plan.model import Plan
+from ravnest.plan.parts import NodeSpec
 from ravnest.plan.prediction import Prediction
 
 DOCUMENT_SCHEMA = 1

@@ -22,7 +22,8 @@ from ravnest.cli.rendering.style import (
     line,
 )
 from ravnest.plan.identity import node_name
-from ravnest.plan.model import Plan, role_at
+from ravnest.plan.model import Plan
+from ravnest.plan.parts import role_at
 from ravnest.plan.prediction import Traffic
 from ravnest.simulate.result import LinkResult, SimulationResult
 from ravnest.simulate.settings import SimulationSettings

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ravnest.plan.identity import Role
-from ravnest.plan.model import NodeSpec, Plan, StagePlan, role_at
+from ravnest.plan.model import Plan
+from ravnest.plan.parts import NodeSpec, StagePlan, role_at
 from ravnest.plan.prediction import ClusterPrediction, LinkPrediction, Prediction, StagePrediction
 
 

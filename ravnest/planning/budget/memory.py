@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from ravnest.plan.model import NodeSpec
+from ravnest.plan.parts import NodeSpec
 from ravnest.plan.prediction import MemoryBudget
 from ravnest.planning.budget.holdings import Holdings, total
 from ravnest.planning.budget.sharing import SharedRoles, most_shared_bytes

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ravnest.errors import NotEnoughMemoryError, PlanningError
-from ravnest.plan.model import NodeSpec
+from ravnest.plan.parts import NodeSpec
 from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.clustering.laggards import Parting, without_laggards
 from ravnest.planning.clustering.leftovers import reasons

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ravnest.plan.model import NodeSpec
+from ravnest.plan.parts import NodeSpec
 from ravnest.planning.clustering.shortage import format_bytes
 from ravnest.planning.pools.columns import rates_of
 from ravnest.planning.search.ordering import Cluster, ClusterSearch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ravnest.errors import NotEnoughMemoryError
-from ravnest.plan.model import NodeSpec
+from ravnest.plan.parts import NodeSpec
 from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.clustering.remedies import remedies
 from ravnest.planning.search.stages import MemoryShares, cut_into_stages

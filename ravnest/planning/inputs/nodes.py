@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ravnest.config import NodeConfig, load_node_configs
-from ravnest.plan.model import NodeSpec
+from ravnest.plan.parts import NodeSpec
 from ravnest.planning.overriding import nodes_to_plan_for
 
 

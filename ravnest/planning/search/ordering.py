@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ravnest.plan.model import NodeSpec
+from ravnest.plan.parts import NodeSpec
 from ravnest.planning.budget.memory import MemoryModel
 from ravnest.planning.inputs.settings import PlanningSettings
 from ravnest.planning.inputs.table import CostTable
