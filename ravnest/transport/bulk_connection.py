@@ -190,7 +190,10 @@ def _after(num_bytes: int, pieces: list[memoryview]) -> list[memoryview]:
     while first < len(pieces) and num_bytes >= pieces[first].nbytes:
         num_bytes -= pieces[first].nbytes
         first += 1
-    return [piece[num_bytes:] if i == 0 else piece for i, piece in enumerate(pieces[first:])]
+    rest = pieces[first:]
+    if num_bytes:
+        rest[0] = rest[0][num_bytes:]
+    return rest
 
 
 def _check_whole(buffer: memoryview, filled: int) -> None:

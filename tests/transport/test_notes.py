@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,9 +80,8 @@ def test_nodes_that_send_to_each_other_say_no_credit_on_grpc(
     assert told == []
 
 
-def test_without_a_way_back_credits_are_said_on_grpc(
-    grpc_nodes, in_thread: Callable[..., object]
-) -> None:
+def test_without_a_way_back_credits_are_said_on_grpc(grpc_nodes) -> None:
+    """Else the sends wait for them in vain, after a window of messages."""
     a, b = grpc_nodes.start(0), grpc_nodes.start(1)
     for i in range(10 * QUICK.window):
         a.send(1, "forward", Message(b"%d" % i), purpose="it")
